@@ -157,7 +157,7 @@ def recorded() -> Callable[..., None]:
     ) -> None:
         flat, last = dict(config.flat), config.federation.rounds
         accuracies = [0.9 if reached and r >= reached else 0.0 for r in range(last + 1)]
-        found = {
+        content = {
             "dataset": config.data.name, "algorithm": config.algorithm, "setting": config.sharing.setting,
             "alpha": flat.get("partition.alpha"), "n_clients": config.partition.n_clients, "seed": config.seed,
             "participation": config.federation.participation, "learning_rate": config.client.lr, "rounds": last,
@@ -170,7 +170,7 @@ def recorded() -> Callable[..., None]:
         write_text(folder / "config.yaml", yaml.safe_dump(to_dict(config)))
         write_json(folder / "environment.json", {})
         write_text(folder / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-        write_json(folder / "summary.json", found)
+        write_json(folder / "summary.json", content)
 
     return write
 
@@ -197,11 +197,11 @@ class WandbFile:
 
     @property
     def summary(self) -> dict[str, Any]:
-        return {k: v for one in self.records if one.HasField("summary") for k, v in _items(one.summary.update).items()}
+        return {k: v for r in self.records if r.HasField("summary") for k, v in _items(r.summary.update).items()}
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        return [_items(one.history.item) for one in self.records if one.HasField("history")]
+        return [_items(r.history.item) for r in self.records if r.HasField("history")]
 
 
 def _items(items: Any) -> dict[str, Any]:
@@ -237,9 +237,9 @@ def wandb_file() -> Callable[[Path], WandbFile]:
     def read(folder: Path) -> WandbFile:
         newest = max(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
         deadline = time.monotonic() + 120
-        while not (found := WandbFile(list(_wandb_records(newest)))).has_ended and time.monotonic() < deadline:
+        while not (file := WandbFile(list(_wandb_records(newest)))).has_ended and time.monotonic() < deadline:
             time.sleep(0.05)  # W&B's own process writes it
-        return found
+        return file
 
     return read
 

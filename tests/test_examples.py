@@ -59,15 +59,15 @@ def test_a_program_and_the_commands_of_its_docstring_run(
 def test_adapters_of_peft_are_those_of_the_example() -> None:
     pytest.importorskip("peft")
     model = runpy.run_path(str(EXAMPLES / "lora.py"))["LoRA"]
-    own, its, x = model((8,), 3), model((8,), 3, by_peft=True), torch.randn(5, 8)
-    trained = [[p for _, p in net.named_parameters() if p.requires_grad] for net in (own, its)]
+    ours, its, x = model((8,), 3), model((8,), 3, by_peft=True), torch.randn(5, 8)
+    trained = [[p for _, p in net.named_parameters() if p.requires_grad] for net in (ours, its)]
     for parameters in trained:
         for number, p in enumerate(sorted(parameters, key=lambda p: p.shape)):
             torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(number))
-    frozen = [[p for p in net.parameters() if not p.requires_grad] for net in (own, its)]
-    for mine, theirs in zip(*frozen, strict=True):
-        mine.data.copy_(theirs)
-    torch.testing.assert_close(own(x), its(x))
+    frozen = [[p for p in net.parameters() if not p.requires_grad] for net in (ours, its)]
+    for target, theirs in zip(*frozen, strict=True):
+        target.data.copy_(theirs)
+    torch.testing.assert_close(ours(x), its(x))
 
 
 @pytest.mark.ray

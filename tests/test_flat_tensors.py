@@ -83,8 +83,8 @@ def test_unpickling_copies_also_from_shared_memory() -> None:
     shared = [memoryview(bytes(b.raw())) for b in buffers]  # read-only
     first, second = (pickle.loads(content, buffers=shared) for _ in range(2))
     again = pickle.loads(pickle.dumps(a))
-    for one in (first, again):
-        assert (one.layout, one.buffer.dtype, one.buffer.requires_grad) == (LAYOUT, torch.float32, False)
-        assert torch.equal(one.buffer, numbers(0).buffer)
-        one.buffer.zero_()
+    for copy in (first, again):
+        assert (copy.layout, copy.buffer.dtype, copy.buffer.requires_grad) == (LAYOUT, torch.float32, False)
+        assert torch.equal(copy.buffer, numbers(0).buffer)
+        copy.buffer.zero_()
     assert torch.equal(second.buffer, a.buffer)

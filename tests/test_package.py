@@ -39,7 +39,7 @@ def test_every_requirement_is_locked_in_a_version_that_fits() -> None:
     assert {str(pin) for pin, _ in locked} == {str(pin) for pin, _ in constrained}
     assert len({pin.name for pin, _ in locked}) == len(locked) == len(constrained) > 100
     assert not [pin for pin, hashes in locked if not re.fullmatch(r"( --hash=sha256:[0-9a-f]{64})+", hashes)]
-    assert not [pin for pin, _ in locked if [one.operator for one in pin.specifier] != ["=="]]
+    assert not [pin for pin, _ in locked if [s.operator for s in pin.specifier] != ["=="]]
     versions = {str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version for pin, _ in locked}
     optional = PROJECT["optional-dependencies"]
     extras = [text for extra, texts in optional.items() for text in texts if extra != "peft"]  # not in dev
@@ -54,13 +54,13 @@ def test_every_requirement_is_locked_in_a_version_that_fits() -> None:
 
 
 def test_the_list_of_packages_is_what_an_installation_brings() -> None:
-    listed = {one["name"]: one["version"] for one in SBOM["components"]}
+    listed = {entry["name"]: entry["version"] for entry in SBOM["components"]}
     pinned = {str(pin).partition(";")[0].strip() for pin, _ in pins("requirements.lock")}
     assert {f"{name}=={version}" for name, version in listed.items()} < pinned
     assert {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]} <= listed.keys()
     assert not {"pytest", "ruff", "pyright", "hatchling"} & listed.keys()
-    citation, mine = yaml.safe_load((ROOT / "CITATION.cff").read_text()), SBOM["metadata"]["component"]
-    assert mine["version"] == citation["version"] == PROJECT["version"] == fedcommons.__version__
+    citation, component = yaml.safe_load((ROOT / "CITATION.cff").read_text()), SBOM["metadata"]["component"]
+    assert component["version"] == citation["version"] == PROJECT["version"] == fedcommons.__version__
 
 
 BUILD = """
@@ -77,7 +77,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     parts = ("platform/", "lightning_modules/", "sweeps/", ".ci/", "pyproject.toml", "README.md", "LICENSE")
     files = [name for name in sorted(names.split("\0")) if name.startswith(parts)]
-    found = []
+    archives = []
     for number, (umask, zone) in enumerate([(0o022, "UTC"), (0o077, "Asia/Kathmandu")]):
         source = tmp_path_factory.mktemp("source" * (number + 1))
         for name in reversed(files) if number else files:
@@ -90,8 +90,8 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
         variables = {**os.environ, "TZ": zone, "PYTHONHASHSEED": str(number)}
         words = [sys.executable, "-c", BUILD, str(umask)]
         done = subprocess.run(words, cwd=source, env=variables, capture_output=True, text=True, check=True)
-        found.append([source / name for name in done.stdout.split()[-2:]])
-    return found
+        archives.append([source / name for name in done.stdout.split()[-2:]])
+    return archives
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ def commands(page: str) -> list[str]:
     text = (ROOT / page).read_text(encoding="utf-8")
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
     lines = [line for block in re.findall(r"^```[^\n]*\n(.*?)^```", text, re.S | re.M) for line in block.splitlines()]
-    matches = (re.match(r"(?:\$ )?(python sweeps/[a-z]\w*\.py.*?)(?:\s+#.*)?$", one) for one in (*spans, *lines))
+    matches = (re.match(r"(?:\$ )?(python sweeps/[a-z]\w*\.py.*?)(?:\s+#.*)?$", line) for line in (*spans, *lines))
     return list(dict.fromkeys(match[1] for match in matches if match))
 
 
@@ -48,8 +48,8 @@ def test_a_command_of_a_page_is_one_that_its_sweep_takes(
     monkeypatch.chdir(tmp_path)
     load, files = cache(sweeps), [ROOT / f"docs/{name}.csv" for name in ("claims", "papers")]
     listed = pd.concat([pd.read_csv(file)["command"].dropna() for file in files])
-    lines = [one for one in listed if "sweeps/" in one]  # the site's build checks those of pages.yaml
-    assert all((ROOT / one.split()[-1]).exists() for one in listed if "pytest" in one)
+    lines = [line for line in listed if "sweeps/" in line]  # the site's build checks those of pages.yaml
+    assert all((ROOT / line.split()[-1]).exists() for line in listed if "pytest" in line)
     others = {f"docs/{page}.md" for page in played.PAGES} - {OWN_PARTS}
     folders = ("howto", "tutorials", "coming_from", "ideas", "methods", ".")
     guides = [str(path.relative_to(ROOT)) for name in folders for path in sorted((ROOT / "docs" / name).glob("*.md"))]
@@ -115,9 +115,9 @@ def regenerate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_numbers_that_differ_are_reported(regenerate: ModuleType) -> None:
-    other = (one := pd.DataFrame({"method": ["x", "y"], "accuracy": [0.5, 0.75]})).assign(accuracy=[0.5, 0.5])
-    assert "accuracy is 0.25 off at y" in " ".join(regenerate.differences(one, other, ["method"], {"accuracy": 0.125}))
-    assert not regenerate.differences(one, other, ["method"], {"accuracy": 0.25})
+    other = (base := pd.DataFrame({"method": ["x", "y"], "accuracy": [0.5, 0.75]})).assign(accuracy=[0.5, 0.5])
+    assert "accuracy is 0.25 off at y" in " ".join(regenerate.differences(base, other, ["method"], {"accuracy": 0.125}))
+    assert not regenerate.differences(base, other, ["method"], {"accuracy": 0.25})
 
 
 @pytest.fixture
@@ -153,11 +153,11 @@ def test_claims_are_recounted_from_the_csv_files_of_their_pages(comparisons: Mod
     assert comparisons.combined(["not here", "not here"]) == "not here"
     assert comparisons.least_seeds({"command": "x --seeds 0,1,2", "minutes": 14}) == 5
     assert comparisons.least_seeds({"command": "x --seeds 0,1", "minutes": 14}) == 3
-    known = comparisons.named(RESULTS.parent)
-    assert known["digits_rounds_fedavg"].differences == (8, 3, 6, 12, 5)  # 10, 5, 7, 14, 6 less 2, 2, 1, 2, 1
-    assert f"{known['digits_rounds_fedavg']:fewer}" == "6.8 fewer [2.6, 11.0]"
+    effects = comparisons.named(RESULTS.parent)
+    assert effects["digits_rounds_fedavg"].differences == (8, 3, 6, 12, 5)  # 10, 5, 7, 14, 6 less 2, 2, 1, 2, 1
+    assert f"{effects['digits_rounds_fedavg']:fewer}" == "6.8 fewer [2.6, 11.0]"
     rows = comparisons.rows(RESULTS.parent / "claims.csv")
-    assert known.keys() == {name for row in rows for name in comparisons.cited(row["effect"], row["more"])} | {
+    assert effects.keys() == {name for row in rows for name in comparisons.cited(row["effect"], row["more"])} | {
         row["minus"] for row in comparisons.rows(RESULTS.parent / "comparisons.csv") if row["minus"]
     }
 
@@ -168,17 +168,17 @@ def test_each_table_figure_and_theorem_of_the_papers_has_a_verdict_or_a_reason(c
     assert [item["number"] for item in items] == [str(n) for n in range(1, 64)]
     named = list[str]()
     for item in items:
-        own = claims.claims_on(rows, item)
-        assert {row["in_the_paper"] for row in own} == {*filter(None, item["claims"].split(";"))}, item
-        assert own or item["verdict"] in claims.OTHERS, item
+        matches = claims.claims_on(rows, item)
+        assert {row["in_the_paper"] for row in matches} == {*filter(None, item["claims"].split(";"))}, item
+        assert matches or item["verdict"] in claims.OTHERS, item
         assert item["verdict"] != "not tried" or (item["missing"] and item["command"]), item
         assert all((docs / page).exists() for page in item["page"].split()), item
-        named += [str(row) for row in own]
+        named += [str(row) for row in matches]
     assert {*named} == {str(row) for row in rows if row["paper"] != "Others"}
     assert not any(item["claims"] and item["verdict"] for item in items)  # so a row contradicts no claim
 
 
-MINE = """way,seed,share
+CSV = """way,seed,share
 a,0,4\na,1,5\na,2,6
 b,0,0\nb,1,0\nb,2,0
 c,0,6\nc,1,8\nc,2,4
@@ -206,17 +206,17 @@ three,,{late},,,results/other.md
 }
 
 
-def site(folder: Path, mine: str = MINE, **changed: str) -> Path:
+def site(folder: Path, table: str = CSV, **changed: str) -> Path:
     """Write the files of a site. Differences by seed: high 4, 5, 6; near -100 times that; less 2, 3, -2; few 6, 8."""
     (folder / "results").mkdir(parents=True)
-    for name, text in {**SITE, "results/mine.csv": mine, **changed}.items():
+    for name, text in {**SITE, "results/mine.csv": table, **changed}.items():
         (folder / name).write_text(text)
     return folder
 
 
 def test_verdicts_p_values_and_counts_of_a_page(comparisons: ModuleType, tmp_path: Path) -> None:
     # p of high 0.0131, of c - b in the table 0.0351, of few 0.0903, of less 0.58; near is high in another unit
-    assert [(one["verdict"], one["runs"]) for one in comparisons.claims(site(tmp_path / "site"))] == [
+    assert [(claim["verdict"], claim["runs"]) for claim in comparisons.claims(site(tmp_path / "site"))] == [
         ("on all seeds", "3 seeds, p = 0.052"),  # a seed costs less than five minutes; 4 * 0.0131
         ("in part", "2 seeds, p = 0.58"),
         ("in part", "2 seeds, p = 0.2"),
@@ -229,10 +229,10 @@ def test_verdicts_p_values_and_counts_of_a_page(comparisons: ModuleType, tmp_pat
         comparisons.claims(typed)
 
 
-@pytest.mark.parametrize("mine", [MINE + MINE[15:], MINE.replace("c,2,4\n", ""), MINE.replace("c,2,4", "c,2,")])
-def test_seeds_of_two_sides_are_equal_and_each_has_a_value(comparisons: ModuleType, mine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", [CSV + CSV[15:], CSV.replace("c,2,4\n", ""), CSV.replace("c,2,4", "c,2,")])
+def test_seeds_of_two_sides_are_equal_and_each_has_a_value(comparisons: ModuleType, table: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"high|less"):
-        comparisons.named(site(tmp_path / "site", mine))
+        comparisons.named(site(tmp_path / "site", table))
 
 
 def test_seeds_of_a_comparison_and_of_what_is_subtracted_are_the_same(comparisons: ModuleType, tmp_path: Path) -> None:
@@ -242,20 +242,20 @@ def test_seeds_of_a_comparison_and_of_what_is_subtracted_are_the_same(comparison
 
 
 @pytest.mark.parametrize(
-    ("made", "reported"),
+    ("table", "reported"),
     [
-        (MINE, []),
-        (MINE.replace("a,0,4", "a,0,5"), []),  # high: 5.3, inside [2.5, 7.5]
-        (re.sub(r"a,(\d),\d", r"a,\1,0", MINE), ["high is 0", "near is 0", "less is"]),  # the effect of a vanished
-        (MINE.replace("c,2,4", "c,2,-40"), ["less is", "late is"]),  # few has no seed 2
-        ("way,seed,share\na,0,-10\na,1,4\na,2,14\n" + MINE[33:], ["high is", "near is"]),  # the means lie inside
-        (MINE + "a,3,5\nb,3,0\nc,3,6\n", ["high is", "near is", "less is", "late is"]),  # a further seed
-        (MINE.replace("c,1,8\n", ""), ["less: ValueError", "few: ValueError", "late: ValueError"]),
+        (CSV, []),
+        (CSV.replace("a,0,4", "a,0,5"), []),  # high: 5.3, inside [2.5, 7.5]
+        (re.sub(r"a,(\d),\d", r"a,\1,0", CSV), ["high is 0", "near is 0", "less is"]),  # the effect of a vanished
+        (CSV.replace("c,2,4", "c,2,-40"), ["less is", "late is"]),  # few has no seed 2
+        ("way,seed,share\na,0,-10\na,1,4\na,2,14\n" + CSV[33:], ["high is", "near is"]),  # the means lie inside
+        (CSV + "a,3,5\nb,3,0\nc,3,6\n", ["high is", "near is", "less is", "late is"]),  # a further seed
+        (CSV.replace("c,1,8\n", ""), ["less: ValueError", "few: ValueError", "late: ValueError"]),
     ],
 )
-def test_a_vanished_effect_is_reported(regenerate: ModuleType, made: str, reported: list[str], tmp_path: Path) -> None:
+def test_a_vanished_effect_is_reported(regenerate: ModuleType, table: str, reported: list[str], tmp_path: Path) -> None:
     (folder := tmp_path / "made").mkdir()
-    (folder / "mine.csv").write_text(made)
+    (folder / "mine.csv").write_text(table)
     sentences = regenerate.changed(site(tmp_path / "site"), folder)
     assert [text.startswith(start) for text, start in zip(sentences, reported, strict=True)] == [True] * len(reported)
     assert not regenerate.changed(tmp_path / "site", tmp_path)  # no file of a comparison was made
@@ -264,7 +264,7 @@ def test_a_vanished_effect_is_reported(regenerate: ModuleType, made: str, report
 @pytest.mark.parametrize(("share", "is_reported"), [(9, False), (0, True), (-4, True)])
 def test_one_seed_has_the_sign_only(regenerate: ModuleType, share: int, is_reported: bool, tmp_path: Path) -> None:
     one_seed = "name,csv,where,rows,base,value,minus,margin\nhigh,mine.csv,seed == 0,way == 'a',way == 'b',share,,\n"
-    (tmp_path / "mine.csv").write_text(MINE.replace("a,0,4", f"a,0,{share}"))
+    (tmp_path / "mine.csv").write_text(CSV.replace("a,0,4", f"a,0,{share}"))
     sentences = regenerate.changed(site(tmp_path / "site", **{"comparisons.csv": one_seed}), tmp_path)
     assert bool(sentences) == is_reported
 
@@ -294,23 +294,23 @@ def test_a_page_that_fails_has_an_outcome_and_only_folders_of_the_script_change(
 
 def test_a_page_with_a_fault_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RESULTS.parent / "_ext"))
-    results, mine = import_module("results"), tmp_path / "mine.csv"
-    mine.write_text("method,seed,share,rounds_to_target,rounds\nfedavg,0,0.5,3,9\nfedavg,1,0.7,,9\n")
+    results, file = import_module("results"), tmp_path / "mine.csv"
+    file.write_text("method,seed,share,rounds_to_target,rounds\nfedavg,0,0.5,3,9\nfedavg,1,0.7,,9\n")
     (tmp_path / "mine.md").write_text("![a picture](mine.png) <!-- table main -->")
-    (tmp_path / "pictures.csv").write_text(f"picture,csv,crc\nmine.png,mine.csv,{results.crc(mine)}")
+    (tmp_path / "pictures.csv").write_text(f"picture,csv,crc\nmine.png,mine.csv,{results.crc(file)}")
     columns = {"%": ["std", "100 * share", 1], "rounds": ["std", "rounds_to_target", 1]}
     columns["seed 1"] = ["value", "share ± rounds", 1, "seed == 1"]
     table = {"csv": "mine.csv", "rows": {"by": "method"}, "columns": columns}
     page: dict[str, Any] = {"command": "sweeps/table1.py --seeds 0", "tables": {"main": table}}
     assert "| FedAvg | 60.0 ± 14.1 | >6 (missed by 1 of 2) | 0.7 ± 9.0 |" in results.table(table, tmp_path)
     assert not [*results.faults("mine", page, tmp_path)]
-    mine.write_text("method,seed,rounds_to_target\nfedavg,0,3\nfedavg,1,5\nscaffold,0,2\nscaffold,1,\n")
+    file.write_text("method,seed,rounds_to_target\nfedavg,0,3\nfedavg,1,5\nscaffold,0,2\nscaffold,1,\n")
     gains = {name: [name, "rounds_to_target", 1] for name in ("gain", "ratio")}
     text = results.table(table | {"columns": gains, "base": {"method": "fedavg"}}, tmp_path)
     assert "| SCAFFOLD | - | - |" in text  # a run missed the target, and no column has the number of its rounds
-    mine.write_text("method,seed,share,rounds_to_target,rounds\nfedavg,0,0.5,3,9\nfedavg,1,0.7,,9\n")
+    file.write_text("method,seed,share,rounds_to_target,rounds\nfedavg,0,0.5,3,9\nfedavg,1,0.7,,9\n")
     columns["%"][1], page["command"] = "shares", "sweeps/table1.py --sees 0"
-    mine.write_text(mine.read_text() + "scaffold,0,0.5,3,9\n")
+    file.write_text(file.read_text() + "scaffold,0,0.5,3,9\n")
     page["tables"] |= {"unused": table | {"columns": {}}}
     words = ("unused", "shares", "--sees", "older than")
     for fault, word in zip(results.faults("mine", page, tmp_path), words, strict=True):

@@ -51,8 +51,8 @@ def test_another_key_has_another_seed_which_fits_in_63_bits() -> None:
 @pytest.mark.parametrize("make", [generator, numpy_generator, wide_generator])
 def test_generators_of_one_key_draw_the_same_numbers_and_of_another_others(make: object) -> None:
     def draw(number: int) -> list[float]:
-        of = make(0, "noise", number)  # pyright: ignore[reportCallIssue]
-        return torch.rand(5, generator=of).tolist() if isinstance(of, torch.Generator) else of.random(5).tolist()
+        rng = make(0, "noise", number)  # pyright: ignore[reportCallIssue]
+        return torch.rand(5, generator=rng).tolist() if isinstance(rng, torch.Generator) else rng.random(5).tolist()
 
     torch.manual_seed(1)
     first = draw(1)
@@ -63,7 +63,7 @@ def test_generators_of_one_key_draw_the_same_numbers_and_of_another_others(make:
 
 
 def test_global_generators_are_keyed_inside_and_as_before_afterwards() -> None:
-    def drawn(*key: int | str) -> tuple[float, float, float, float]:
+    def draw(*key: int | str) -> tuple[float, float, float, float]:
         set_default_generator(*key)
         weight = float(nn.Linear(4, 3).weight.detach()[0, 0])
         before = global_states()
@@ -73,9 +73,9 @@ def test_global_generators_are_keyed_inside_and_as_before_afterwards() -> None:
         assert global_states() == before
         return values
 
-    first = drawn(0, "a")
+    first = draw(0, "a")
     random.random()
     np.random.rand()  # noqa: NPY002
     torch.rand(1)
-    assert drawn(0, "a") == first
-    assert all(a != b for a, b in zip(first, drawn(1, "a"), strict=True))
+    assert draw(0, "a") == first
+    assert all(a != b for a, b in zip(first, draw(1, "a"), strict=True))

@@ -41,7 +41,7 @@ def test_every_page_is_whole(site: Path) -> None:
             for width in (400, 800, 1280):
                 page.set_viewport_size({"width": width, "height": 900})
                 seen = page.evaluate(SEEN)
-                wrong += [f"{path} at {width} pixels: {one}" for one in seen["wrong"]]
+                wrong += [f"{path} at {width} pixels: {fault}" for fault in seen["wrong"]]
             ids[path] = {*seen["ids"], ""}
             links += [(path, unquote(link)) for link in seen["links"] if link.startswith("file:")]
     assert len(ids) > 60

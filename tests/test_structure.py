@@ -37,18 +37,18 @@ def takers(tree: ast.Module) -> list[str]:
     imports = [n.names for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module in sources]
     kinds = {a.name for names in imports for a in names}
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-    taken = [(f.name, a) for f in functions for a in (*f.args.args, *f.args.kwonlyargs)]
-    return [f for f, a in taken if a.arg == "flat" or kinds & {n.id for n in ast.walk(a) if isinstance(n, ast.Name)}]
+    pairs = [(f.name, a) for f in functions for a in (*f.args.args, *f.args.kwonlyargs)]
+    return [f for f, a in pairs if a.arg == "flat" or kinds & {n.id for n in ast.walk(a) if isinstance(n, ast.Name)}]
 
 
 def imported(tree: ast.Module) -> set[str]:
-    found = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    names = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
     for n in ast.walk(tree):
         if isinstance(n, ast.ImportFrom) and n.module:
             folder = PLATFORM.parent.joinpath(*n.module.split("."))
             modules = {f"{n.module}.{alias.name}" for alias in n.names if (folder / f"{alias.name}.py").exists()}
-            found |= modules or {n.module}
-    return found
+            names |= modules or {n.module}
+    return names
 
 
 def test_fields_are_read_in_few_files() -> None:
@@ -57,8 +57,8 @@ def test_fields_are_read_in_few_files() -> None:
 
 def test_few_functions_of_a_run_take_an_experiment() -> None:
     """A component's own ``check(fields)`` is not counted."""
-    taken = {name: takers(tree) for name, tree in modules() if not name.startswith(("tune/", "reports/"))}
-    assert sum(map(len, taken.values())) <= 20, {name: functions for name, functions in taken.items() if functions}
+    users = {name: takers(tree) for name, tree in modules() if not name.startswith(("tune/", "reports/"))}
+    assert sum(map(len, users.values())) <= 20, {name: functions for name, functions in users.items() if functions}
 
 
 def test_build_and_experiment_import_few_modules() -> None:
@@ -66,7 +66,7 @@ def test_build_and_experiment_import_few_modules() -> None:
         assert len(modules := imported(ast.parse((PLATFORM / "runs" / f"{name}.py").read_text()))) <= 25, modules
 
 
-def held(value: Any, path: str = "spec") -> Iterator[tuple[str, Any]]:
+def walk_values(value: Any, path: str = "spec") -> Iterator[tuple[str, Any]]:
     """Yield (path, value) of all that a value holds, except what ``record`` holds."""
     yield path, value
     inner: Mapping[str, Any] = {}
@@ -77,12 +77,12 @@ def held(value: Any, path: str = "spec") -> Iterator[tuple[str, Any]]:
     elif is_dataclass(value) and type(value).__module__.startswith("fedcommons"):
         inner = {name: getattr(value, name) for name in value.__dataclass_fields__ if name != "record"}
     for name, part in inner.items():
-        yield from held(part, f"{path}.{name}")
+        yield from walk_values(part, f"{path}.{name}")
 
 
 def test_a_run_holds_no_experiment_and_no_section_but_for_its_record() -> None:
     config = experiment("smoke", values={"sharing.setting": "shuffled_synthetic", "dp.local": True})
     dotted = {name for name in config.flat if "." in name}
-    for path, value in held(build(config)):
+    for path, value in walk_values(build(config)):
         assert not isinstance(value, (Experiment, *SECTIONS.values())), path
         assert not (isinstance(value, Mapping) and dotted & set(value)), path

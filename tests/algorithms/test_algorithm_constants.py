@@ -45,9 +45,9 @@ OPTIMIZERS: list[tuple[Algorithm, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "options", "said"), OPTIMIZERS)
+@pytest.mark.parametrize(("algorithm", "options", "message"), OPTIMIZERS)
 def test_an_optimizer_with_which_the_formula_would_be_wrong_is_refused(
-    algorithm: Algorithm, options: dict[str, Any], said: str, digits: Digits
+    algorithm: Algorithm, options: dict[str, Any], message: str, digits: Digits
 ) -> None:
     def change(module: Any) -> None:
         if options:
@@ -56,7 +56,7 @@ def test_an_optimizer_with_which_the_formula_would_be_wrong_is_refused(
         else:
             module.optimizer = "adam"
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         _client(algorithm, _changed(digits(), change))
 
 
@@ -75,7 +75,7 @@ COMING = Facts(4, [1] * 4, 1, arrival=[0.5] * 4)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "facts", "said"),
+    ("algorithm", "facts", "text"),
     [(method("fedpvr", layers="network.last,head*"), COMING, r"'head\*' matches no .*network.conv1, .*network.last"),
      (method("fedper", layers="network.first"), COMING, "^fedper.layers.*matches no layer.*network.last"),
      (method("fedper", layers=None), COMING, "^fedper.layers.*has no head.*network.last"),
@@ -84,8 +84,8 @@ COMING = Facts(4, [1] * 4, 1, arrival=[0.5] * 4)
      (method("gradient_coding"), replace(COMING, arrival=None), "probability that a client's reply arrives"),
      (method("gradient_coding"), replace(COMING, arrival=[0.5, 0.0, 0.5, 0.5]), "that a client's reply arrives")],
 )  # fmt: skip
-def test_missing_layers_and_replies_are_refused(algorithm: Algorithm, facts: Facts, said: str, digits: Digits) -> None:
-    with pytest.raises(UserError, match=said):
+def test_missing_layers_and_replies_are_refused(algorithm: Algorithm, facts: Facts, text: str, digits: Digits) -> None:
+    with pytest.raises(UserError, match=text):
         algorithm.start(digits().model, facts, 0)
 
 
@@ -93,17 +93,17 @@ TWO = {name: torch.ones(2, 2) for name in ("body.1", "head.0", "head.1")}
 
 
 @pytest.mark.parametrize(
-    ("head", "batch_norm", "model", "said"),
+    ("head", "batch_norm", "model", "message"),
     [((), (), TWO, "names its head"), (("lost",), (), TWO, "lost is frozen"),
      (("head.0",), (), {"head.0": torch.ones(2, 2, 3, 3)}, r"linear layer, .* shape \(2, 2, 3, 3\)"),
      (("head.0", "head.1"), ("body.1", "head.1"), TWO, "head without BatchNorm, .* head.1 is of BatchNorm"),
      (("head.0", "head.1"), ("body.1",), TWO, None)],
 )  # fmt: skip
 def test_a_head_without_a_feature_vector_is_refused_by_fedgen(
-    head: tuple[str, ...], batch_norm: tuple[str, ...], model: Mapping[str, Tensor], said: str | None
+    head: tuple[str, ...], batch_norm: tuple[str, ...], model: Mapping[str, Tensor], message: str | None
 ) -> None:
     facts = Facts(2, [3, 4], 5, n_classes=10, head=head, batch_norm=batch_norm)
-    with pytest.raises(UserError, match=said) if said else nullcontext():
+    with pytest.raises(UserError, match=message) if message else nullcontext():
         method("fedgen").start(flatten(dict(model)), facts, 0)
 
 
@@ -124,7 +124,7 @@ class _Normalised(_Outputs):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "module", "is_float", "said"),
+    ("algorithm", "module", "is_float", "text"),
     [
         (method("fedavg"), _Outputs(11), False, None),
         (method("dense"), _Outputs(11), False, r"DENSE distils logits, .*\(2, 11\) instead of \(2, 10\)"),
@@ -134,8 +134,8 @@ class _Normalised(_Outputs):
         (method("dense"), _Outputs(10), False, r"give the module normalise\(x\)"),
     ],
 )
-def test_no_distillation_is_refused(algorithm: Algorithm, module: nn.Module, is_float: bool, said: str | None) -> None:
+def test_no_distillation_is_refused(algorithm: Algorithm, module: nn.Module, is_float: bool, text: str | None) -> None:
     dataset = datasets.load("digits", datasets.digits)
     train = replace(dataset.train, x=dataset.train.x.float()) if is_float else dataset.train
-    with pytest.raises(UserError, match=said) if said else nullcontext():
+    with pytest.raises(UserError, match=text) if text else nullcontext():
         require_distillable(algorithm, module, replace(dataset, train=train))

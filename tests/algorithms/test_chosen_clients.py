@@ -43,9 +43,9 @@ def test_the_clients_of_a_round_are_those_it_names_and_a_round_may_be_the_server
     seen: list[list[int]] = []
 
     class Watched(ByState):
-        def merge(self, *given: Any, **named: Any) -> Merged:
-            seen.append(list(given[3]))
-            return super().merge(*given, **named)
+        def merge(self, *arguments: Any, **named: Any) -> Merged:
+            seen.append(list(arguments[3]))
+            return super().merge(*arguments, **named)
 
     played = federation.run(Watched(), federation.plan(4, participation=0.2))
     assert seen == [[0, 1], [], [1, 2], []]
@@ -81,7 +81,7 @@ def test_clients_that_do_not_exist_and_numbers_that_are_not_finite_are_refused(
         def participants(self, state: State, round: int) -> Sequence[int]:
             return named
 
-        def merge(self, executor: Executor, state: State, *given: Any, **named: Any) -> Any:
+        def merge(self, executor: Executor, state: State, *arguments: Any, **named: Any) -> Any:
             after = {"model": scale(flat(state, "model"), 1 if reported else float("nan"))}
             return (after, *reported) if reported else after
 

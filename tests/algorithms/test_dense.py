@@ -76,7 +76,7 @@ def _slow(federation: Federation, state: Any, start: Tensor, method: Method) -> 
         for _ in range(method.generator_steps):
             pixels = network(z)
             x = student.normalise(255 * pixels)
-            f, mine = ensemble(x, w), student(x)
+            f, logits = ensemble(x, w), student(x)
             if isinstance(method, CoBoosting):
                 hard = 1 - f.softmax(1)[torch.arange(len(y)), y].detach()
                 loss, apart = (hard * F.cross_entropy(f, y, reduction="none")).mean(), torch.ones(len(y))
@@ -84,8 +84,8 @@ def _slow(federation: Federation, state: Any, start: Tensor, method: Method) -> 
                 loss = F.cross_entropy(f, y)
                 if method.bn == "paper":
                     loss = loss + sum(_gap(client, x) for client in clients) / len(clients)
-                apart = (f.argmax(1) != mine.argmax(1)).double()
-            loss = loss - method.boundary * (apart * _kl(f, mine, method.boundary_temperature)).mean()
+                apart = (f.argmax(1) != logits.argmax(1)).double()
+            loss = loss - method.boundary * (apart * _kl(f, logits, method.boundary_temperature)).mean()
             if float(loss.detach()) < lowest:
                 best, lowest = pixels.detach().clone(), float(loss.detach())
             step(adam, loss, network)
@@ -172,8 +172,8 @@ def test_the_student_learns_with_dropout_and_with_the_statistics_that_it_has() -
 def test_clients_train_for_epochs_of_their_own_in_the_last_round_alone_and_then_no_more(digits: Digits) -> None:
     federation = digits((9, 7, 8)).training(LOOP)
     played = federation.run(replace(SMALL, warmup_rounds=1, client_epochs=3), federation.plan(3))
-    one = played[0][1]["train/steps"]
-    assert [facts.get("train/steps") for _, facts in played] == [one, 3 * one, None]
+    steps = played[0][1]["train/steps"]
+    assert [facts.get("train/steps") for _, facts in played] == [steps, 3 * steps, None]
     size = federation.model.buffer.nbytes
     assert (played[-1][0].traffic.down, played[-1][0].traffic.up) == (2 * 3 * size,) * 2
 
@@ -243,7 +243,7 @@ def test_a_round_is_fedavgs_and_then_adam_towards_mean_logits(digits: Digits, me
     m, v = ([torch.zeros_like(w) for w in weights] for _ in range(2))
     seed, losses = seed_for(0, "merge", 1), list[float]()
     passes = [torch.randperm(len(x), generator=generator(seed_for(seed, e), "order")) for e in range(3)]
-    batches = [rows for one in passes for rows in one.split(method.server_batch)][: method.server_steps]
+    batches = [rows for order in passes for rows in order.split(method.server_batch)][: method.server_steps]
     for j, rows in enumerate(batches):
         teacher = torch.stack([model(x[rows]) for model in models]).mean(0).detach()
         loss = F.kl_div(student(x[rows]).log_softmax(1), teacher.softmax(1), reduction="batchmean")

@@ -27,10 +27,10 @@ def simulated(problem: LeastSquares, method: FedBuff, k: int, m: int, weighting:
     takes, w = durations(method.spread), weights_of(weighting, SIZES)
     x, now, queue, idle = np.zeros(3), 0.0, [], set(range(len(SIZES)))
     for t in range(rounds):
-        draws, taken, buffer = numpy_generator(0, "participants", t + 1), set(), []
+        draws, senders, buffer = numpy_generator(0, "participants", t + 1), set(), []
         wanted = m - len(queue)
         while len(buffer) < k:
-            free = sorted(idle - taken)
+            free = sorted(idle - senders)
             count = min(wanted, len(free))
             chosen = free if count == len(free) else draws.choice(free, count, replace=False, shuffle=False).tolist()
             for i in chosen:
@@ -38,7 +38,7 @@ def simulated(problem: LeastSquares, method: FedBuff, k: int, m: int, weighting:
                 heappush(queue, (now + takes[i], i, t, descended(problem, i, x, x, 0.0, RATE, STEPS) - x))
             now, i, version, delta = heappop(queue)
             idle.add(i)
-            taken.add(i)
+            senders.add(i)
             buffer.append((i, t - version, delta))
             wanted = 1 if method.refill == "reply" else 0
         total = sum(w[i] * (1 + tau) ** -method.exponent * delta for i, tau, delta in buffer)
@@ -63,9 +63,9 @@ def test_it_is_the_queue_of_events(method: FedBuff, weighting: str, least_square
         assert facts["server/staleness"] == pytest.approx(np.mean(taus))
         training, started = data(now.state["ends"]) >= 0, data(now.state["started"])
         training[data(now.state["buffer"])] = True
-        kept = {int(name.partition("/")[2]) for name in now.state if name.startswith("version/")}
-        assert kept == {*started[training].tolist()} - {now.round}
-        assert len(kept) <= m
+        versions = {int(name.partition("/")[2]) for name in now.state if name.startswith("version/")}
+        assert versions == {*started[training].tolist()} - {now.round}
+        assert len(versions) <= m
         stale = max(stale, *taus)
     assert stale > 1
 

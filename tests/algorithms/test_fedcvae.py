@@ -132,10 +132,10 @@ def _slow_decoder(method: FedCVAE, x: Tensor, y: Tensor, seed: int) -> Flat:
 def test_a_clients_decoder_is_that_of_an_independent_loop(three: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of nine images in batches of eight the last is alone, and stands twice."""
     monkeypatch.setattr(torch.optim, "Adam", partial(torch.optim.Adam, eps=10 * EPSILON))
-    method, mine = replace(SMALL, beta=30.0, local_lr=0.02), three.data.clients[0]
+    method, rows = replace(SMALL, beta=30.0, local_lr=0.02), three.data.clients[0]
     start = method.start(three.model, three.plan(1).facts, 0)
-    sent = method.client(three.work(), method.down(start, 1, 0), {}, mine, 1, 5).each
-    expected = _slow_decoder(method, mine.x, mine.y, 5).buffer
+    sent = method.client(three.work(), method.down(start, 1, 0), {}, rows, 1, 5).each
+    expected = _slow_decoder(method, rows.x, rows.y, 5).buffer
     assert torch.allclose(flat(sent, "decoder").buffer, expected, rtol=0, atol=1e-3)
 
 

@@ -49,8 +49,8 @@ def _loss_of_class(module: Classifier, real: Tensor, synthetic: Tensor) -> Tenso
 
 
 def _all_losses(module: Classifier, real: Tensor, images: Tensor) -> Tensor:
-    mine = torch.block_diag(*(torch.ones(1, n) for n in COUNTS))
-    return feddm_matching.losses(_u(module, images), feddm_matching.means(_u(module, real), mine).detach())
+    mask = torch.block_diag(*(torch.ones(1, n) for n in COUNTS))
+    return feddm_matching.losses(_u(module, images), feddm_matching.means(_u(module, real), mask).detach())
 
 
 def test_the_losses_of_all_classes_at_once_are_those_of_each_by_itself_with_their_gradient() -> None:
@@ -58,16 +58,16 @@ def test_the_losses_of_all_classes_at_once_are_those_of_each_by_itself_with_thei
     result = _all_losses(module, real, images)
     pairs = zip(real.split(COUNTS), images.split(IPC), strict=True)
     wanted = torch.stack([_loss_of_class(module, *pair) for pair in pairs])
-    gradient, expected = (torch.autograd.grad(of.sum(), images)[0] for of in (result, wanted))
+    gradient, expected = (torch.autograd.grad(losses.sum(), images)[0] for losses in (result, wanted))
     assert torch.allclose(result, wanted, rtol=1e-12)
     assert torch.allclose(gradient, expected, rtol=1e-10)
     assert gradient.abs().max() > 0.1
 
 
 def test_an_example_held_twice_at_half_weight_changes_no_mean() -> None:
-    u, mine = _draw(5, 7), torch.tensor([[1.0, 1, 1, 0, 0], [0, 0, 0, 1, 1]])
-    more = torch.cat([u, u[:1]]), torch.cat([mine, mine[:, :1]], 1), torch.tensor([0.5, 1, 1, 1, 1, 0.5])
-    assert torch.allclose(feddm_matching.means(*more), feddm_matching.means(u, mine), rtol=1e-12)
+    u, mask = _draw(5, 7), torch.tensor([[1.0, 1, 1, 0, 0], [0, 0, 0, 1, 1]])
+    more = torch.cat([u, u[:1]]), torch.cat([mask, mask[:, :1]], 1), torch.tensor([0.5, 1, 1, 1, 1, 0.5])
+    assert torch.allclose(feddm_matching.means(*more), feddm_matching.means(u, mask), rtol=1e-12)
 
 
 def test_samples_lie_in_the_ball_and_projection_gives_its_nearest_point() -> None:
@@ -99,7 +99,7 @@ def test_without_noise_and_clipping_the_private_gradient_is_the_plain_one() -> N
     (gradient,) = torch.autograd.grad(_all_losses(module, real, images).sum(), images)
     of_class = list(_u(module, real).detach().split(COUNTS))
     assert torch.allclose(_private(module, of_class, images, DPSGD(0.0, 1e9)), gradient, rtol=1e-9)
-    empty = [of[:0] for of in of_class]
+    empty = [features[:0] for features in of_class]
     assert not _private(module, empty, images, DPSGD(0.0, 1.0)).any()
 
 
@@ -152,24 +152,24 @@ def test_images_start_as_different_real_ones_of_their_class_and_real_sends_them_
 @pytest.mark.parametrize("init", ["real", "noise"])
 def test_matching_lowers_the_loss_at_weights_it_has_not_seen(init: str) -> None:
     rows, module = _rows((40, 60)), _module()
-    mine = torch.block_diag(torch.ones(1, 40), torch.ones(1, 60))
+    mask = torch.block_diag(torch.ones(1, 40), torch.ones(1, 60))
 
     def loss(iterations: int) -> float:
         method = FedDM(ipc=4, radius=0.3, iterations=iterations, init=init, image_lr=0.3)
         images = data(_client(method, rows, module=_module()).each["images"]).flatten(0, 1)
-        return feddm_matching.losses(_u(module, images), feddm_matching.means(_u(module, rows.x), mine)).sum().item()
+        return feddm_matching.losses(_u(module, images), feddm_matching.means(_u(module, rows.x), mask)).sum().item()
 
     assert loss(100) < 0.05 * loss(0)
 
 
 def test_a_step_draws_its_real_images_anew_if_a_class_has_more_than_a_batch() -> None:
     rows = {3: torch.arange(5), 7: torch.arange(5, 45)}
-    drawn, mine = feddm_matching.batches(rows, 8, 60, 0, torch.device("cpu"))
-    assert drawn.shape == (60, 13)
-    assert mine.sum(1).tolist() == [5, 8]
-    assert all(set(of[:5].tolist()) == set(range(5)) for of in drawn)
-    assert all(len(set(of[5:].tolist())) == 8 for of in drawn)
-    assert set(drawn[:, 5:].flatten().tolist()) == set(range(5, 45))
+    batches, mask = feddm_matching.batches(rows, 8, 60, 0, torch.device("cpu"))
+    assert batches.shape == (60, 13)
+    assert mask.sum(1).tolist() == [5, 8]
+    assert all(set(batch[:5].tolist()) == set(range(5)) for batch in batches)
+    assert all(len(set(batch[5:].tolist())) == 8 for batch in batches)
+    assert set(batches[:, 5:].flatten().tolist()) == set(range(5, 45))
 
 
 def test_feddm_distils_images_with_dropout_layers_in_evaluation_mode(digits: Digits) -> None:

@@ -33,10 +33,10 @@ SIZES = (30, 40, 36, 50, 28)
 
 @cache
 def _play(
-    digits: Digits, method: FedDPMS, *given: Any, weighting: str = "uniform", **options: Any
+    digits: Digits, method: FedDPMS, *arguments: Any, weighting: str = "uniform", **options: Any
 ) -> tuple[list[Standing], Spy, Plan]:
     federation = digits(sizes=SIZES, method=method, lr=0.2).training(LOCAL, weighting)
-    plan, spy = federation.plan(*given, **options), Spy(method)
+    plan, spy = federation.plan(*arguments, **options), Spy(method)
     return [now for now, _ in federation.run(spy, plan)], spy, plan
 
 
@@ -57,29 +57,29 @@ def test_each_client_gives_at_its_first_selection_and_receives_at_the_first_it_c
 ) -> None:
     """Against the rule played by hand; a lost reply is as if not selected. Images that joined count in the weights."""
     played, spy, plan = _play(digits, method, rounds, **options)
-    given: dict[int, Any] = {}
-    received: dict[int, bool] = {}  # by client: whether it had given before
+    contributions: dict[int, Any] = {}
+    received: dict[int, bool] = {}  # by client: whether it had contributed before
     for round in range(1, rounds + 1):
-        drawn = participants(5, plan.participation, plan.seed, round)
-        late = plan.straggler_rule(drawn, plan.facts, round, plan.seed) if plan.straggler_rule else {}
-        answers = [i for i in drawn if i not in late]
+        selection = participants(5, plan.participation, plan.seed, round)
+        late = plan.straggler_rule(selection, plan.facts, round, plan.seed) if plan.straggler_rule else {}
+        answers = [i for i in selection if i not in late]
         is_second = round > 1 and bool(data(played[round - 2].state["second"]))
-        before = {i: data(each["labels"]).tolist() for i, each in given.items()}
+        before = {i: data(each["labels"]).tolist() for i, each in contributions.items()}
         for client, call in zip(answers, (call for call in spy.calls if call.round == round), strict=True):
-            own, reply = call.message.individual, call.reply
+            individual, reply = call.message.individual, call.reply
             gives = is_second and client not in before
-            assert ("decoder" in own) == ("codes" in reply.each) == gives
+            assert ("decoder" in individual) == ("codes" in reply.each) == gives
             scarce, images = data(played[0].state["scarce"])[client].tolist(), (reply.memory or {}).get("images")
             helpers = latents.assistants(client, scarce, before, method.helpers) if client not in received else []
-            assert ("codes" in own) == (helpers != [])
+            assert ("codes" in individual) == (helpers != [])
             if helpers:
                 received[client] = client in before
-                theirs = torch.cat([data(given[j]["codes"]) for j in helpers])
-                assert torch.equal(data(own["codes"]), theirs)
+                theirs = torch.cat([data(contributions[j]["codes"]) for j in helpers])
+                assert torch.equal(data(individual["codes"]), theirs)
                 assert images is not None
                 assert len(data(images)) == len(theirs)
                 assert reply.weight == (SIZES[client] + len(theirs) if "weighting" in options else 1)
-            given |= {client: reply.each} if gives else {}
+            contributions |= {client: reply.each} if gives else {}
     assert len(received) >= 2
     assert any(received.values())
     assert sorted(data(played[-1].state["received"]).tolist()) == sorted(received)
@@ -103,10 +103,10 @@ def test_the_decoder_is_the_mean_of_the_clients_after_stage_one_and_bytes_are_cl
     played, spy, _ = _play(digits, method, rounds, **options)
     initial = _decoder(digits(sizes=SIZES, method=NEAR, lr=0.2).model)
     assert torch.equal(_decoder(played[0].model).buffer, initial.buffer)
-    own = [flat(call.reply.memory or {}, "decoder").buffer for call in spy.calls if call.round == 2]
+    decoders = [flat(call.reply.memory or {}, "decoder").buffer for call in spy.calls if call.round == 2]
     mean = _decoder(played[1].model).buffer
-    torch.testing.assert_close(mean, torch.tensor(SIZES) / sum(SIZES) @ torch.stack(own))
-    assert not torch.equal(own[0], own[1])
+    torch.testing.assert_close(mean, torch.tensor(SIZES) / sum(SIZES) @ torch.stack(decoders))
+    assert not torch.equal(decoders[0], decoders[1])
     assert all(torch.equal(_decoder(now.model).buffer, mean) for now in played[2:])
     decoder = len(initial.buffer)
     theta = len(played[0].model.buffer) - decoder
@@ -125,7 +125,7 @@ def test_the_decoder_is_the_mean_of_the_clients_after_stage_one_and_bytes_are_cl
 
 @pytest.mark.long
 def test_without_lambda_and_exchange_it_is_fedavg_bit_for_bit(digits: Digits) -> None:
-    """Through both stages: codes that are given in the last round reach no client."""
+    """Through both stages: codes that are sent in the last round reach no client."""
     federation = digits(SIZES, dropout=0.3, method=NEAR).training(LocalSGD(1, 10), "samples")
     make = federation.module
 
@@ -158,17 +158,17 @@ SOUND = FedDPMS(preliminary_rounds=1, quota=4, privacy="sound", sigma=2.0, clip=
 def test_private_means_are_of_the_servers_encoder_which_has_not_seen_the_clients_data(digits: Digits) -> None:
     """Another image of one class changes that class's mean alone: not the others', through the trained encoder."""
     federation = digits(SIZES, method=SOUND, lr=0.2).training(LOCAL)
-    work, own = federation.work(), federation.data.clients[0]
+    work, client_data = federation.work(), federation.data.clients[0]
     state = {**SOUND.start(federation.model, federation.plan(2).facts, 0), "second": torch.tensor(True)}
-    other = replace(own, x=torch.cat([255 - own.x[:1], own.x[1:]]))
+    other = replace(client_data, x=torch.cat([255 - client_data.x[:1], client_data.x[1:]]))
     replies = []
-    for rows in (own, other):
+    for rows in (client_data, other):
         work.noise = OfNoData(work.source)
         replies.append(SOUND.client(work, SOUND.down(state, 2, 0), {}, rows, 2, 7))
     labels = data(replies[0].each["labels"])
     assert sorted(labels.tolist()) == [0, 1]
     same = (data(replies[0].each["codes"]) == data(replies[1].each["codes"])).all(1)
-    assert same.tolist() == (labels != own.y[0]).tolist()
+    assert same.tolist() == (labels != client_data.y[0]).tolist()
     assert not torch.equal(data(replies[0].sums["delta"]), data(replies[1].sums["delta"]))
 
 
@@ -221,13 +221,13 @@ def test_a_client_that_recognised_nothing_is_helped_again_until_it_does(digits: 
 
 @pytest.mark.long
 def test_in_the_ablations_clients_get_the_givers_own_images_or_nothing(digits: Digits) -> None:
-    """At most the quota of each class; what is given raw counts as given away."""
+    """A client sends at most the quota of each class; real images that it sends count as disclosed."""
     of_client = [{x.numpy().tobytes() for x in rows.x} for rows in digits(sizes=SIZES, method=NEAR).data.clients]
     method = replace(NEAR, preliminary_rounds=1)
     played, spy, _ = _play(digits, replace(method, receive="real"), 3)
-    for own, call in zip(of_client, (call for call in spy.calls if call.round == 2), strict=True):
+    for client_images, call in zip(of_client, (call for call in spy.calls if call.round == 2), strict=True):
         images, labels = (data(call.reply.each[name]) for name in ("codes", "labels"))
-        assert {x.numpy().tobytes() for x in images} <= own
+        assert {x.numpy().tobytes() for x in images} <= client_images
         assert (labels.bincount() <= NEAR.quota).all()
     received = next(call for call in spy.calls if call.round == 3 and "codes" in call.message.individual)
     assert torch.equal(data((received.reply.memory or {})["images"]), data(received.message.individual["codes"]))
@@ -237,7 +237,7 @@ def test_in_the_ablations_clients_get_the_givers_own_images_or_nothing(digits: D
 
 
 @pytest.mark.parametrize(
-    ("scarce", "given", "expected"),
+    ("scarce", "offers", "expected"),
     [
         ([1, 2], {0: [1, 2], 1: [3, 4], 2: []}, []),  # never itself, though it fits best; no overlap gives none
         ([1, 2, 3], {4: [1, 2], 2: [2, 3], 3: [1, 3]}, [2, 3]),  # ties to the lowest numbers
@@ -245,9 +245,9 @@ def test_in_the_ablations_clients_get_the_givers_own_images_or_nothing(digits: D
         ([1, 2, 3], {4: [1, 2], 2: [7], 3: [3]}, [4, 3]),  # 2 stays behind, as it has nothing to give
     ],
 )
-def test_matching(scarce: Sequence[int], given: Mapping[int, Sequence[int]], expected: list[int]) -> None:
-    assert latents.assistants(0, scarce, given, 2) == expected
-    assert latents.assistants(0, scarce, given, 1) == expected[:1]
+def test_matching(scarce: Sequence[int], offers: Mapping[int, Sequence[int]], expected: list[int]) -> None:
+    assert latents.assistants(0, scarce, offers, 2) == expected
+    assert latents.assistants(0, scarce, offers, 1) == expected[:1]
 
 
 def test_abundant_and_scarce_classes_and_the_decay_of_the_learning_rate(digits: Digits) -> None:
@@ -277,9 +277,9 @@ def test_the_quota_is_exact_tries_are_bounded_and_every_code_kept_is_recognised(
     result, labels = latents.sample_recognised_codes(work, [(label, centre)], spread, 7, 100, generator("a test"))
     assert (result.shape, labels) == ((7, 8), [label] * 7)
     assert 1 < len(seen) < 100
-    drawn = torch.cat([spread * torch.randn(7, 8, generator=draws) for _ in seen])
+    codes = torch.cat([spread * torch.randn(7, 8, generator=draws) for _ in seen])
     with latents.evaluation_mode(work):
-        wanted = drawn[module(module.decoder(drawn)).argmax(1) == label]
+        wanted = codes[module(module.decoder(codes)).argmax(1) == label]
     assert len(wanted) > 7
     assert torch.equal(wanted[:7], result)  # the first ones, in the order of the draws
     seen.clear()
@@ -290,21 +290,21 @@ def test_the_quota_is_exact_tries_are_bounded_and_every_code_kept_is_recognised(
 
 
 def test_it_trains_on_as_many_points_as_it_has_drawn_from_its_own_and_the_decoded(digits: Digits) -> None:
-    own = digits(SIZES).data.clients[0]
+    rows = digits(SIZES).data.clients[0]
     images, labels = torch.full((300, 1, 8, 8), 255, dtype=torch.uint8), torch.full((300,), 9)
-    bar = latents.augmented(own, images, labels, 3)
-    assert (len(bar), bar.size, bar.n_own) == (30, 330.0, own.n_own)
+    bar = latents.augmented(rows, images, labels, 3)
+    assert (len(bar), bar.size, bar.n_own) == (30, 330.0, rows.n_own)
     decoded = (bar.x == 255).flatten(1).all(1)
     assert torch.equal(bar.y == 9, decoded)
     assert len(bar.x[~decoded].flatten(1).unique(dim=0)) == (~decoded).sum()  # nothing twice
-    shares = [(latents.augmented(own, images, labels, seed).y == 9).float().mean().item() for seed in range(50)]
+    shares = [(latents.augmented(rows, images, labels, seed).y == 9).float().mean().item() for seed in range(50)]
     assert np.mean(shares) == pytest.approx(300 / 330, abs=4 * 0.05 / 50**0.5)
 
 
 def test_weights_of_examples_go_with_them_and_a_decoded_image_weighs_one(digits: Digits) -> None:
-    own = digits((4,)).data.clients[0]
-    own = replace(own, weight=torch.tensor([0.5, 0.5, 1.5, 1.5]), total=2.0)  # raw weights 1/4, 1/4, 3/4, 3/4
-    bar = latents.augmented(own, torch.full((4, 1, 8, 8), 255, dtype=torch.uint8), torch.full((4,), 9), 1)
+    rows = digits((4,)).data.clients[0]
+    rows = replace(rows, weight=torch.tensor([0.5, 0.5, 1.5, 1.5]), total=2.0)  # raw weights 1/4, 1/4, 3/4, 3/4
+    bar = latents.augmented(rows, torch.full((4, 1, 8, 8), 255, dtype=torch.uint8), torch.full((4,), 9), 1)
     assert bar.weight is not None
     assert bar.size == 6.0
     assert bar.weight.mean() == pytest.approx(1)
@@ -324,7 +324,7 @@ def test_a_noisy_mean_is_of_clipped_codes_with_the_noise_that_is_stated() -> Non
     for j in range(4):  # one image blanked out, its place kept: the sum moves by at most C
         blank = z.clone()
         blank[j] = 0
-        a, b = (latents.noisy_mean(one, 1.0, 2.0, np.random.default_rng(0))[0] for one in (z, blank))
+        a, b = (latents.noisy_mean(codes, 1.0, 2.0, np.random.default_rng(0))[0] for codes in (z, blank))
         assert 4 * (a - b).norm() <= 1 + 1e-6
 
 

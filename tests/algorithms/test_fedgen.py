@@ -64,23 +64,23 @@ class _Slow:
         self.seen = self.seen + sum(self.counts[i] for i in joined)
 
     def train(self, client: int, round: int, seed: int) -> Any:
-        method, mine, module = self.method, self.clients[client], deepcopy(self.server)
+        method, rows, module = self.method, self.clients[client], deepcopy(self.server)
         assert isinstance(module, Classifier)
         head: Any = module.network.last
         sgd, factor = torch.optim.SGD(module.parameters(), 0.1), method.decay**round
         self.g.eval()
         for step in range(2):
-            loss = F.cross_entropy(module(mine.x), mine.y)
+            loss = F.cross_entropy(module(rows.x), rows.y)
             if round >= method.first:
                 draws = generator("features", seed, step)
-                drawn = self.seen if self.seen.any() else torch.ones(10)
-                y = self.classes(drawn, torch.rand(method.batch_size, generator=draws))
+                counts = self.seen if self.seen.any() else torch.ones(10)
+                y = self.classes(counts, torch.rand(method.batch_size, generator=draws))
                 z = self.make(self.noise((method.batch_size, method.noise_size), draws), y).detach()
                 loss = loss + method.weight * factor * F.cross_entropy(head(z), y)
-                eps = self.noise((100, method.noise_size), generator("kl", seed, step))[: len(mine)]
-                wanted = F.softmax(head(self.make(eps, mine.y)), 1).detach()
-                logs, known = F.log_softmax(module(mine.x), 1), drawn[mine.y] > 0
-                loss = loss + method.kl * factor * ((wanted * (wanted.log() - logs)).sum(1) * known).mean()
+                eps = self.noise((100, method.noise_size), generator("kl", seed, step))[: len(rows)]
+                wanted = F.softmax(head(self.make(eps, rows.y)), 1).detach()
+                logs, is_seen = F.log_softmax(module(rows.x), 1), counts[rows.y] > 0
+                loss = loss + method.kl * factor * ((wanted * (wanted.log() - logs)).sum(1) * is_seen).mean()
             sgd.zero_grad()
             loss.backward()
             sgd.step()
@@ -163,11 +163,11 @@ def test_bytes_are_two_models_and_a_generator_and_class_counts_a_round(digits: D
 def test_an_examples_weight_is_one_of_its_kl_term(digits: Digits) -> None:
     """With one step of all examples and without the term of the features, the step is linear in the weights."""
     federation = digits(sizes=(6, 6)).training(LocalSGD(1, 100))
-    mine, method = federation.data.clients[0], replace(TINY, kl=10.0, weight=0.0)
+    rows, method = federation.data.clients[0], replace(TINY, kl=10.0, weight=0.0)
     message = method.down(method.start(federation.model, federation.plan(2).facts, 0), 2, 0)
 
     def step(weight: Tensor | None, method: FedGEN = method) -> Tensor:
-        reply = method.client(federation.work(), message, {}, replace(mine, weight=weight), 2, 0)
+        reply = method.client(federation.work(), message, {}, replace(rows, weight=weight), 2, 0)
         return torch.cat([flat(reply.sums, name).buffer for name in ("body", "head")])
 
     each, w = [step(6 * row) for row in torch.eye(6)], torch.rand(6, generator=generator("weights"))

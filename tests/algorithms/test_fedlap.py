@@ -42,7 +42,7 @@ class Users(Classifier):
 
     def __init__(self, act: Callable[["Users", Tensor], Tensor]) -> None:
         super().__init__(_module().network, lr=0.1)
-        self.act, self.kept = act, CatMetric()
+        self.act, self.metric = act, CatMetric()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step((self.act(self, batch[0]), *batch[1:]), batch_idx)
@@ -100,7 +100,7 @@ def _images(x0: tuple[Tensor, Tensor], rows: ClientData, labels: Tensor, seed: i
             of_w, of_b = _gradient(w, b, images, labels)
             w, b = w - SMALL.model_lr * of_w, b - SMALL.model_lr * of_b
         far = float(((w - x0[0]) ** 2).sum() + ((b - x0[1]) ** 2).sum()) ** 0.5 / SMALL.radius
-        w, b = ((at + (of - at) / max(far, 1)) for of, at in ((w, x0[0]), (b, x0[1])))
+        w, b = ((at + (end - at) / max(far, 1)) for end, at in ((w, x0[0]), (b, x0[1])))
     return images
 
 
@@ -179,18 +179,18 @@ def test_epsilon_is_that_of_all_noisy_gradients_and_covers_all_that_is_sent_only
     whole = federation.run(replace(method, match_batch=100), federation.plan(1))[-1][0].ledger  # q = 1
     exact = gaussian.delta(whole.commons.epsilon(0, DELTA), (2 * 3) ** 0.5 / DP.noise_multiplier)
     assert exact == pytest.approx(DELTA, rel=1e-6)
-    own = federation.run(SMALL, federation.plan(2))[-1][0].ledger  # their classes are in number and labels of images
-    found = sorted((name.split()[0], times) for name, times in own.commons.uncovered.items())
-    assert found == [("images", 4), ("labels", 4)]
-    assert (dict(own.commons.covered), own.n_disclosed) == ({}, dict(enumerate(SIZES)))
+    ledger = federation.run(SMALL, federation.plan(2))[-1][0].ledger  # number and labels of images show their classes
+    counts = sorted((name.split()[0], times) for name, times in ledger.commons.uncovered.items())
+    assert counts == [("images", 4), ("labels", 4)]
+    assert (dict(ledger.commons.covered), ledger.n_disclosed) == ({}, dict(enumerate(SIZES)))
 
 
 def _keeps(module: Users, x: Tensor) -> Tensor:
     """Store a real example, and put it in place of the synthetic images of the next call."""
     if len(x) == 1:
-        module.kept.update(x)
-    elif module.kept.update_count:
-        x = torch.as_tensor(module.kept.compute())[-1:] + 0 * x
+        module.metric.update(x)
+    elif module.metric.update_count:
+        x = torch.as_tensor(module.metric.compute())[-1:] + 0 * x
     return x
 
 

@@ -85,9 +85,9 @@ def test_the_mean_of_a_step_is_drawn_uniformly_by_the_seed() -> None:
     possible = [_formula(module, rows.x, rows, mix, means=rows.commons[j : j + 1]).item() for j in range(3)]
     algorithm = FedMix(mix=mix)
     result = [_loss(algorithm, rows, seed) for seed in range(60)]
-    drawn = [min(range(3), key=lambda j: abs(possible[j] - loss)) for loss in result]
-    assert result == pytest.approx([possible[j] for j in drawn], abs=1e-6)
-    assert all(abs(drawn.count(j) - 20) < 4 * 3.7 for j in range(3))  # 3.7 is one standard deviation
+    choices = [min(range(3), key=lambda j: abs(possible[j] - loss)) for loss in result]
+    assert result == pytest.approx([possible[j] for j in choices], abs=1e-6)
+    assert all(abs(choices.count(j) - 20) < 4 * 3.7 for j in range(3))  # 3.7 is one standard deviation
     assert result[0] == _loss(algorithm, rows, 0)
     module.lr = 0.0
     pairs = {round((possible[a] + possible[b]) / 2, 4) for a in range(3) for b in range(a + 1)}

@@ -216,5 +216,5 @@ def test_fedpvr_on_all_layers_is_scaffold_bit_for_bit(digits: Digits) -> None:
     for a, b in zip(ours, theirs, strict=True):
         assert bits(a.model) == bits(b.model)
         assert bits(flat(a.state, "control")) == bits(flat(b.state, "control"))
-        kept, expected = ({i: bits(flat(m, "control")) for i, m in now.memory.items()} for now in (a, b))
-        assert kept == expected
+        controls, expected = ({i: bits(flat(m, "control")) for i, m in now.memory.items()} for now in (a, b))
+        assert controls == expected

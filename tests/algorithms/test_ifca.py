@@ -44,13 +44,13 @@ def test_it_finds_both_true_models(average: str, weighting: str, participation: 
         joined = range(5) if now.participants is None else now.participants
         residuals = {i: problem.a[i] @ theta.T - problem.b[i][:, None] for i in joined}
         last |= {i: int((r**2).mean(0).argmin()) for i, r in residuals.items()}
-        of = {i: theta[last[i]] for i in joined}
-        moves = {i: descended(problem, i, x, x, 0.0, RATE, STEPS) - x for i, x in of.items()}
+        starts = {i: theta[last[i]] for i in joined}
+        moves = {i: descended(problem, i, x, x, 0.0, RATE, STEPS) - x for i, x in starts.items()}
         sizes = [sum(last[i] == j for i in joined) for j in range(2)]
         for j in range(2):
-            if of := [i for i in joined if last[i] == j]:
-                divisor = sum(w[i] for i in (of if average == "models" else joined))
-                theta[j] += sum(w[i] * moves[i] for i in of) / divisor
+            if members := [i for i in joined if last[i] == j]:
+                divisor = sum(w[i] for i in (members if average == "models" else joined))
+                theta[j] += sum(w[i] * moves[i] for i in members) / divisor
         assert np.allclose(models(now), theta, rtol=0, atol=1e-12)
         assert [facts["server/cluster0"], facts["server/cluster1"]] == sizes
         assert (facts["comm/down_bytes"], facts["comm/up_bytes"]) == (2 * 24 * len(joined), (24 + 8) * len(joined))

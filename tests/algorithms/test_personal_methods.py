@@ -30,7 +30,7 @@ from fedcommons.flat_tensors import EMPTY, Flat, data, flat, put, select
 from fedcommons.testing.federations import Federation
 
 
-def own(algorithm: Algorithm, now: Standing, client: int) -> np.ndarray:
+def read_personal(algorithm: Algorithm, now: Standing, client: int) -> np.ndarray:
     return personal_model(algorithm, now, client, keep_buffers=False)[0].buffer.numpy()
 
 
@@ -45,12 +45,12 @@ def test_dittos_personal_models_in_closed_form(steps: int, lam: float, least_squ
     played = zip(federation.run(algorithm, plan), federation.run(FedAvg(), plan), strict=True)
     for (now, _), (other, _) in played:
         v = [descended(problem, i, v[i], x, lam, lr, steps) for i in range(4)]
-        assert np.allclose([own(algorithm, now, i) for i in range(4)], v, rtol=0, atol=1e-13)
+        assert np.allclose([read_personal(algorithm, now, i) for i in range(4)], v, rtol=0, atol=1e-13)
         assert torch.equal(now.model.buffer, other.model.buffer)
         x = now.model.buffer.numpy()
     if lam == 0:
         now, facts = federation.run(FedPer("*"), plan)[-1]
-        assert np.allclose([own(FedPer("*"), now, i) for i in range(4)], v, rtol=0, atol=1e-13)
+        assert np.allclose([read_personal(FedPer("*"), now, i) for i in range(4)], v, rtol=0, atol=1e-13)
         assert facts["comm/up_bytes"] == facts["comm/down_bytes"] == 0
 
 
@@ -59,7 +59,7 @@ def test_with_no_layer_of_their_own_it_is_fedavg(algorithm: Algorithm, least_squ
     federation = least_squares().federation(0.1)
     (now, facts), (other, others) = (federation.run(m, federation.plan(3))[-1] for m in (algorithm, FedAvg()))
     assert torch.equal(flat(now.state, "shared").buffer, other.model.buffer)
-    assert all(np.array_equal(own(algorithm, now, i), other.model.buffer.numpy()) for i in range(4))
+    assert all(np.array_equal(read_personal(algorithm, now, i), other.model.buffer.numpy()) for i in range(4))
     assert facts == others
 
 
@@ -85,8 +85,8 @@ def test_fedper_is_the_plain_loop(digits: Digits) -> None:
     x, heads = select(federation.model, body), [select(federation.model, head)] * 5
     for now, facts in federation.run(algorithm, plan):
         ends = []
-        for i, mine in enumerate(federation.data.clients):
-            y = work.local(put(put(federation.model, x), heads[i]), mine, seed_for(0, "client", now.round, i)).model
+        for i, rows in enumerate(federation.data.clients):
+            y = work.local(put(put(federation.model, x), heads[i]), rows, seed_for(0, "client", now.round, i)).model
             ends.append(select(y, body).buffer - x.buffer)
             heads[i] = select(y, head)
         x = Flat(x.layout, (x.buffer.double() + torch.stack(ends).double().mean(0)).float())
@@ -108,12 +108,12 @@ def test_fedbn_keeps_batch_norm_and_is_evaluated_with_its_clients_statistics(dig
     result = evaluate_personal(algorithm, executor, ModelTask(EMPTY), now, plan, on_tests=False)
     statistics = [flat(now.memory[i], BUFFERS) for i in range(5)]
     assert not torch.equal(statistics[0].buffer, statistics[1].buffer)
-    for i, mine in enumerate(federation.data.real):
+    for i, rows in enumerate(federation.data.real):
         whole = put(put(federation.model, shared), flat(now.memory[i], "own"))
         module = module_with(federation.module(), whole, statistics[i]).eval()
         with torch.no_grad():
-            assert result["loss"][i] == pytest.approx(F.cross_entropy(module(mine.x), mine.y).item(), rel=1e-5)
-        assert result["n"][i] == len(mine)
+            assert result["loss"][i] == pytest.approx(F.cross_entropy(module(rows.x), rows.y).item(), rel=1e-5)
+        assert result["n"][i] == len(rows)
 
 
 def embeddings(federation: Federation, model: Flat, x: Tensor) -> Tensor:
@@ -130,10 +130,10 @@ def test_fedprotos_prototypes_are_means_over_all_examples_of_a_class(digits: Dig
     before = torch.zeros(10, 16)
     for now, _ in federation.run(algorithm, federation.plan(3, participation=0.4)):
         z = {i: embeddings(federation, flat(m, "own"), federation.data.real[i].x) for i, m in now.memory.items()}
-        result, known = data(now.state["prototypes"]), data(now.state["known"])
+        result, counts = data(now.state["prototypes"]), data(now.state["known"])
         for label in range(10):
             rows = torch.cat([z[i][federation.data.real[i].y == label] for i in z])
-            assert (known[label] > 0) == (len(rows) > 0)
+            assert (counts[label] > 0) == (len(rows) > 0)
             # a class has one client here, and one that sat out left its prototype and its model as they were
             assert torch.allclose(result[label], rows.mean(0) if len(rows) else before[label], rtol=0, atol=1e-5)
         before = result
@@ -149,16 +149,16 @@ def test_fedproto_predicts_the_class_of_the_nearest_prototype_or_by_the_head(pre
     differ = 0
     for now in (start, *(now for now, _ in federation.run(algorithm, plan, executor))):
         result = evaluate_personal(algorithm, executor, ModelTask(EMPTY), now, plan, on_tests=False)
-        prototypes, known = data(now.state["prototypes"]), data(now.state["known"])
-        for i, mine in enumerate(federation.data.real):
+        prototypes, counts = data(now.state["prototypes"]), data(now.state["known"])
+        for i, rows in enumerate(federation.data.real):
             model, _ = personal_model(algorithm, now, i, keep_buffers=False)
             with torch.no_grad():
-                by_head = module_with(federation.module(), model, EMPTY).eval()(mine.x).argmax(1)
+                by_head = module_with(federation.module(), model, EMPTY).eval()(rows.x).argmax(1)
             expected = by_head
             if predict == "prototype" and now.round:
-                far = torch.cdist(embeddings(federation, model, mine.x), prototypes)
-                expected = far.masked_fill(known == 0, float("inf")).argmin(1)
-            assert result["accuracy"][i] == pytest.approx((expected == mine.y).float().mean().item())
+                far = torch.cdist(embeddings(federation, model, rows.x), prototypes)
+                expected = far.masked_fill(counts == 0, float("inf")).argmin(1)
+            assert result["accuracy"][i] == pytest.approx((expected == rows.y).float().mean().item())
             differ += int((expected != by_head).sum())
     assert (differ > 0) == (predict == "prototype")
 
@@ -170,12 +170,12 @@ def test_a_step_of_fedproto_is_that_of_its_loss(lam: float, digits: Digits) -> N
     (first, _), (second, facts) = federation.run(algorithm, federation.plan(2))
     assert facts["comm/up_bytes"] == 5 * 4 * (10 * 16 + 10)
     prototypes = data(first.state["prototypes"])
-    for i, mine in enumerate(federation.data.real):
+    for i, rows in enumerate(federation.data.real):
         module = module_with(federation.module(), flat(first.memory[i], "own"), EMPTY).train()
         head = Head(module)
         with head.watched():
-            loss = F.cross_entropy(module(mine.x), mine.y)
-        (loss + lam * F.mse_loss(head.inputs, prototypes[mine.y])).backward()
+            loss = F.cross_entropy(module(rows.x), rows.y)
+        (loss + lam * F.mse_loss(head.inputs, prototypes[rows.y])).backward()
         for name, weight in module.named_parameters():
             stepped = weight.detach() - 0.1 * (torch.zeros(()) if weight.grad is None else weight.grad)
             assert torch.allclose(flat(second.memory[i], "own")[name], stepped, rtol=0, atol=1e-5)
@@ -204,8 +204,8 @@ def test_apfl_is_algorithm_1_in_numpy(start: float, adaptive: bool, least_square
             ends.append(w)
         x = np.mean(ends, 0)
         assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-12)
-        for i in range(4):
-            assert np.allclose(own(algorithm, now, i), alpha[i] * v[i] + (1 - alpha[i]) * x, rtol=0, atol=1e-12)
+        for i, a in enumerate(alpha):
+            assert np.allclose(read_personal(algorithm, now, i), a * v[i] + (1 - a) * x, rtol=0, atol=1e-12)
     assert len(set(alpha)) == (4 if adaptive else 1)
 
 
@@ -223,7 +223,7 @@ def test_pfedme_is_algorithm_1_in_numpy(method: PFedMe, least_squares: Problem) 
                 for _ in range(method.inner_steps):
                     theta = theta - method.inner_lr * (hessian @ theta - c + method.lam * (theta - w))
                 w = w - lr * method.lam * (w - theta)
-            assert np.allclose(own(method, now, i), theta, rtol=0, atol=1e-12)
+            assert np.allclose(read_personal(method, now, i), theta, rtol=0, atol=1e-12)
             ends.append(w)
         x = (1 - method.beta) * x + method.beta * np.mean(ends, 0)
         assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-12)
@@ -282,9 +282,9 @@ def test_head_and_body_by_turns_in_numpy(name: str) -> None:
     clients = Clients(Examples(torch.from_numpy(x), torch.from_numpy(y)), [np.arange(7), np.arange(7, 15)])
 
     def module() -> LightningModule:
-        made = smooth_module(0.3)
-        made.weight_decay = 0.1
-        return made
+        net = smooth_module(0.3)
+        net.weight_decay = 0.1
+        return net
 
     federation = Federation(RunData(clients, clients, {"train": clients.store}), module).training(LocalSGD(2, FULL))
     executor = federation.serial(algorithm)

@@ -36,16 +36,16 @@ def test_scaffold_follows_the_paper(option: int, weighting: str, participation: 
     problem, lr, steps, w = least_squares(sizes=SIZES), 0.1, 3, weights_of(weighting, SIZES)
     x, c, c_i = np.zeros(3), np.zeros(3), np.zeros((4, 3))
     for now in play(problem, SCAFFOLD(option), LocalSGD(steps, FULL), 6, lr, participation, weighting):
-        drawn = participants(4, participation, 0, now.round)
+        clients = participants(4, participation, 0, now.round)
         dy, dc = np.zeros((4, 3)), np.zeros((4, 3))
-        for i in drawn:
+        for i in clients:
             y = x
             for _ in range(steps):
                 y = y - lr * (problem.gradients(y)[i] - c_i[i] + c)
             new = problem.gradients(x)[i] if option == 1 else c_i[i] - c + (x - y) / (steps * lr)
             dy[i], dc[i] = y - x, new - c_i[i]
-        x, c, c_i = x + w @ dy / w[drawn].sum(), c + w @ dc / w.sum(), c_i + dc
-        assert len(drawn) == 4 * participation
+        x, c, c_i = x + w @ dy / w[clients].sum(), c + w @ dc / w.sum(), c_i + dc
+        assert len(clients) == 4 * participation
         assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-13)
         assert np.allclose(state(now, "control"), c, rtol=0, atol=1e-12)
         assert np.allclose(memories(now), c_i, rtol=0, atol=1e-12)
@@ -54,18 +54,18 @@ def test_scaffold_follows_the_paper(option: int, weighting: str, participation: 
 @both_weightings
 @all_or_half
 def test_feddyn_follows_the_paper_line_by_line(weighting: str, participation: float, least_squares: Problem) -> None:
-    """Algorithm 1 written out. The mean is over the drawn clients and plain; h divides by the weight of all four."""
+    """Algorithm 1 written out. The mean over the selected clients is plain; h divides by the weight of all four."""
     problem, lr, steps, alpha, w = least_squares(sizes=SIZES), 0.1, 3, 0.7, weights_of(weighting, SIZES)
     x, h, g = np.zeros(3), np.zeros(3), np.zeros((4, 3))
     for now in play(problem, FedDyn(alpha, clip=None), LocalSGD(steps, FULL), 6, lr, participation, weighting):
-        drawn = participants(4, participation, 0, now.round)
+        clients = participants(4, participation, 0, now.round)
         dy = np.zeros((4, 3))
-        for i in drawn:
+        for i in clients:
             y = x
             for _ in range(steps):
                 y = y - lr * (problem.gradients(y)[i] - g[i] + alpha * (y - x))
             dy[i] = y - x
-        mean, h, g = x + w @ dy / w[drawn].sum(), h - alpha * w @ dy / w.sum(), g - alpha * dy
+        mean, h, g = x + w @ dy / w[clients].sum(), h - alpha * w @ dy / w.sum(), g - alpha * dy
         x = mean - h / alpha
         for name, expected in (("model/mean", mean), ("h", h), ("model", x)):
             assert np.allclose(state(now, name), expected, rtol=0, atol=1e-12)
@@ -84,7 +84,7 @@ def test_local_steps_of_feddyn_go_down_its_objective(squared: bool, clip: float 
     for steps in (1, 2, 3):
         work.load(Flat(x.layout, y))
         loss = module.training_step((data.x, data.y), 0)
-        gradient = torch.cat([of.reshape(-1) for of in torch.autograd.grad(loss, list(module.parameters()))])
+        gradient = torch.cat([t.reshape(-1) for t in torch.autograd.grad(loss, list(module.parameters()))])
         pull = alpha * (y - x.buffer) if squared else alpha / 2 * F.normalize(y - x.buffer, dim=0)
         whole = gradient - g + pull
         factor = 1.0 if clip is None else min(1.0, clip / float(whole.norm()))

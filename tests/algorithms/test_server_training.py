@@ -83,16 +83,16 @@ def test_one_shot_is_sgd_on_the_pool(epochs: int | None, receipt: Receipt | None
     plan = federation.plan(2)
     start = replace(federation.start(OneShot(epochs), plan), ledger=Ledger.before_rounds(shared.releases))
     played = federation.run(OneShot(epochs), plan, start=start)
-    x = torch.cat([one.examples.x for one in contributions])
+    x = torch.cat([c.examples.x for c in contributions])
     model, images = data(federation.model), Examples(x, (torch.arange(N) % 10).repeat(5))
     for number in (1, 2):
         model = on_pool(federation, images, model, number, epochs or 2)
     torch.testing.assert_close(data(played[-1][0].model).double(), model, rtol=0, atol=2e-6)
     assert [facts["clients"] for _, facts in played] == [0, 0]
     assert (shared.traffic + played[-1][0].traffic).total == 5 * N * 65
-    said, is_finite = statement(played[-1][0].ledger, 5, 1e-5, 0, local=False, secret=True), of_labels is COVERED
-    assert said["overall"] == (said["pool_epsilon_max"] if is_finite else "none")
-    assert (said["epsilon_of_messages"] is not None) == is_finite
+    report, is_finite = statement(played[-1][0].ledger, 5, 1e-5, 0, local=False, secret=True), of_labels is COVERED
+    assert report["overall"] == (report["pool_epsilon_max"] if is_finite else "none")
+    assert (report["epsilon_of_messages"] is not None) == is_finite
 
 
 @pytest.mark.long

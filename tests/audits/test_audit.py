@@ -21,7 +21,7 @@ from fedcommons.runs.pool_audit import power
 SEEDS = range(6)
 
 
-def drawn(n: int, *key: int | str, classes: int = 3, side: int = 6) -> Examples:
+def sample(n: int, *key: int | str, classes: int = 3, side: int = 6) -> Examples:
     draws = generator(*key)
     y = torch.arange(n) % classes
     centre = 60 + 120 * torch.rand(classes, 1, side, side, generator=generator("centres"))
@@ -34,51 +34,51 @@ def copies(seen: Examples, noise: float, *key: int | str) -> Examples:
     return Examples(x.clamp(0, 255).round().to(torch.uint8), seen.y)
 
 
-def audited(made: Examples, seen: Examples, seed: int, client: int = 0) -> Audit:
-    one = subject(client, made, seen, drawn(400, "unseen", seed), seed)
-    return audit([one], {"pixels": pixel_space}, seed)
+def audited(synthetic: Examples, seen: Examples, seed: int, client: int = 0) -> Audit:
+    client_data = subject(client, synthetic, seen, sample(400, "unseen", seed), seed)
+    return audit([client_data], {"pixels": pixel_space}, seed)
 
 
-def verdict(made: Examples, seen: Examples, seed: int) -> dict:
-    found = facts(audited(made, seen, seed).compared["pixels"])
-    assert found
-    return found
+def verdict(synthetic: Examples, seen: Examples, seed: int) -> dict:
+    result = facts(audited(synthetic, seen, seed).compared["pixels"])
+    assert result
+    return result
 
 
 @pytest.mark.parametrize("noise", [0.0, 3.0])
 def test_a_copier_is_caught(noise: float) -> None:
     for seed in SEEDS:
-        seen = drawn(300, "seen", seed)
-        found = verdict(copies(seen, noise, "noise", seed), seen, seed)
-        assert found["memorised"]
-        assert found["low"] > 0.97
-        assert found["near_copies"] == 300 > 20 * found["expected"]
-        assert (found["copied"], found["control"] < 10) == (300, True)
-        assert (found["identical"] == 300) == (noise == 0)
+        seen = sample(300, "seen", seed)
+        result = verdict(copies(seen, noise, "noise", seed), seen, seed)
+        assert result["memorised"]
+        assert result["low"] > 0.97
+        assert result["near_copies"] == 300 > 20 * result["expected"]
+        assert (result["copied"], result["control"] < 10) == (300, True)
+        assert (result["identical"] == 300) == (noise == 0)
 
 
 @pytest.mark.long
 def test_a_fresh_sample_passes() -> None:
     """The interval holds 1/2 for nearly every seed (95 %), and no pool is called memorised."""
-    found = [verdict(drawn(300, "fresh", seed), drawn(300, "seen", seed), seed) for seed in range(40)]
-    assert not any(f["memorised"] for f in found)
-    assert sum(f["low"] <= 0.5 <= f["high"] for f in found) >= 35
-    assert abs(np.mean([f["closer"] for f in found]) - 0.5) < 0.02
-    near = np.mean([f["near_copies"] for f in found])
-    assert near < found[0]["expected"] + 4 * np.sqrt(300 * 0.01 / 40 * 4)  # the limit is itself drawn
+    results = [verdict(sample(300, "fresh", seed), sample(300, "seen", seed), seed) for seed in range(40)]
+    assert not any(f["memorised"] for f in results)
+    assert sum(f["low"] <= 0.5 <= f["high"] for f in results) >= 35
+    assert abs(np.mean([f["closer"] for f in results]) - 0.5) < 0.02
+    near = np.mean([f["near_copies"] for f in results])
+    assert near < results[0]["expected"] + 4 * np.sqrt(300 * 0.01 / 40 * 4)  # the limit is itself drawn
     assert near > 0.5
-    assert {f["identical"] for f in found} == {0}
+    assert {f["identical"] for f in results} == {0}
 
 
 @pytest.mark.long
 def test_a_few_copies_among_fresh_images_are_caught_by_the_near_copies() -> None:
     for seed in SEEDS:
-        seen, fresh = drawn(300, "seen", seed), drawn(270, "fresh", seed)
-        made = Examples(torch.cat([fresh.x, copies(seen[:30], 3, "noise", seed).x]), torch.cat([fresh.y, seen.y[:30]]))
-        result = audited(made, seen, seed)
-        found, near = facts(result.compared["pixels"]), result.near()[0]
-        assert found
-        assert found["memorised"]
+        seen, fresh = sample(300, "seen", seed), sample(270, "fresh", seed)
+        pool = Examples(torch.cat([fresh.x, copies(seen[:30], 3, "noise", seed).x]), torch.cat([fresh.y, seen.y[:30]]))
+        result = audited(pool, seen, seed)
+        record, near = facts(result.compared["pixels"]), result.near()[0]
+        assert record
+        assert record["memorised"]
         assert near[270:].all()
         assert near[:270].mean() < 0.06
 
@@ -86,14 +86,14 @@ def test_a_few_copies_among_fresh_images_are_caught_by_the_near_copies() -> None
 @pytest.mark.long
 def test_copies_that_are_moved_or_mirrored_are_identical_whatever_fills_their_edge() -> None:
     """All 18 looks, in a pool of as many fresh images: every verdict is memorised."""
-    seen, fresh = drawn(90, "seen"), drawn(90, "fresh")
+    seen, fresh = sample(90, "seen"), sample(90, "fresh")
     assert len(set(looks(seen.x))) == 18
     for look in looks(seen.x):
         moved = look.apply(seen.x)
         if look.down:
             moved[..., 0 if look.down > 0 else -1, :] = 255
         pool = Examples(torch.cat([moved, fresh.x]), torch.cat([seen.y, fresh.y]))
-        compared = compare(subject(0, pool, seen, drawn(400, "unseen"), 0), pixel_space, 0)
+        compared = compare(subject(0, pool, seen, sample(400, "unseen"), 0), pixel_space, 0)
         assert compared.nearest.to_seen[:90].max() == 0
         assert compared.nearest.closest_seen[:90].tolist() == list(range(90))
         assert compared.identical.sum() == 90
@@ -122,20 +122,20 @@ def test_examples_that_are_not_images_are_compared_without_shifts_or_flips() -> 
     x, y = torch.randn(9, 5, generator=generator("rows")), torch.zeros(9, dtype=torch.int64)
     assert looks(x) == looks(x.view(9, 1, 1, 5)) == [Look()]
     assert torch.allclose(pixel_space(x)(x[:4]), torch.cdist(x[:4].double(), x.double()), atol=1e-6)
-    made = Examples(torch.cat([x[:3], x[:3].flip(-1)]), y[:6])
-    one = subject(0, made, Examples(x[:5], y[:5]), Examples(x[5:], y[5:]), 0)
-    assert compare(one, pixel_space, 0).identical.tolist() == [True] * 3 + [False] * 3
+    synthetic = Examples(torch.cat([x[:3], x[:3].flip(-1)]), y[:6])
+    client_data = subject(0, synthetic, Examples(x[:5], y[:5]), Examples(x[5:], y[5:]), 0)
+    assert compare(client_data, pixel_space, 0).identical.tolist() == [True] * 3 + [False] * 3
 
 
 def test_held_out_images_have_the_classes_of_the_seen_ones_and_are_keyed() -> None:
-    seen, unseen = drawn(60, "seen", classes=3), drawn(45, "unseen", classes=5)
-    one, again, other = (subject(0, seen, seen, unseen, seed) for seed in (0, 0, 1))
-    assert np.bincount(one.held_out.y).tolist() == np.bincount(seen.y[one.matched]).tolist() == [9, 9, 9]
-    assert torch.equal(one.matched, again.matched)
-    assert torch.equal(one.held_out.x, again.held_out.x)
-    assert not torch.equal(one.matched, other.matched)
-    assert len(set(one.matched.tolist())) == 27
-    assert compare(one, pixel_space, 0).expected == pytest.approx(1 / 28)  # j/(m + 1)
+    seen, unseen = sample(60, "seen", classes=3), sample(45, "unseen", classes=5)
+    first, again, other = (subject(0, seen, seen, unseen, seed) for seed in (0, 0, 1))
+    assert np.bincount(first.held_out.y).tolist() == np.bincount(seen.y[first.matched]).tolist() == [9, 9, 9]
+    assert torch.equal(first.matched, again.matched)
+    assert torch.equal(first.held_out.x, again.held_out.x)
+    assert not torch.equal(first.matched, other.matched)
+    assert len(set(first.matched.tolist())) == 27
+    assert compare(first, pixel_space, 0).expected == pytest.approx(1 / 28)  # j/(m + 1)
     with pytest.raises(UserError, match="held-out images of client 3's classes"):
         subject(3, seen[seen.y == 0], seen[seen.y == 0], unseen[unseen.y > 0], 0)
 
@@ -143,17 +143,17 @@ def test_held_out_images_have_the_classes_of_the_seen_ones_and_are_keyed() -> No
 def test_clients_and_classes_have_verdicts_of_their_own() -> None:
     subjects = []
     for client in (0, 1):
-        seen, made = drawn(300, "seen", client), drawn(300, "fresh", client)
+        seen, synthetic = sample(300, "seen", client), sample(300, "fresh", client)
         if client:
-            made.x[made.y == 2] = seen.x[seen.y == 2]
-        subjects.append(subject(client, made, seen, drawn(400, "unseen", client), 0))
+            synthetic.x[synthetic.y == 2] = seen.x[seen.y == 2]
+        subjects.append(subject(client, synthetic, seen, sample(400, "unseen", client), 0))
     space = audit(subjects, {"pixels": pixel_space}, 0).record()["pixels"]
     assert [space["clients"][c]["memorised"] for c in "01"] == [False, True]
     assert [space["classes"][c]["memorised"] for c in "012"] == [False, False, True]
     assert space["all"]["images"] == 600
-    assert sum(of["near_copies"] for of in space["clients"].values()) == space["all"]["near_copies"]
+    assert sum(counted["near_copies"] for counted in space["clients"].values()) == space["all"]["near_copies"]
     for name in ("copied", "control", "images"):
-        assert sum(of[name] for of in space["classes"].values()) == space["all"][name]
+        assert sum(counted[name] for counted in space["classes"].values()) == space["all"][name]
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 10), (3, 10), (10, 10), (50, 400)])
@@ -169,14 +169,14 @@ def test_clopper_pearson_has_half_the_error_on_each_side(k: int, n: int) -> None
 
 
 def honest(seed: int, n: int = 150, client: int = 0, space: Space = pixel_space) -> Compared:
-    seen, made, unseen = (drawn(n, name, seed, client) for name in ("seen", "made", "unseen"))
-    return compare(subject(client, made, seen, unseen, seed), space, seed)
+    seen, synthetic, unseen = (sample(n, name, seed, client) for name in ("seen", "made", "unseen"))
+    return compare(subject(client, synthetic, seen, unseen, seed), space, seed)
 
 
-def with_copies(one: Compared, planted: Planted, seed: int) -> Examples:
-    """The made images, of which some have given way."""
-    copies = copies_of(one.subject.training, numpy_generator(seed, "copies", one.subject.client))
-    x, y = one.subject.synthetic.x.clone(), one.subject.synthetic.y.clone()
+def with_copies(compared: Compared, planted: Planted, seed: int) -> Examples:
+    """Return the synthetic images with the planted copies in their rows."""
+    copies = copies_of(compared.subject.training, numpy_generator(seed, "copies", compared.subject.client))
+    x, y = compared.subject.synthetic.x.clone(), compared.subject.synthetic.y.clone()
     x[planted.rows], y[planted.rows] = copies.x[planted.copies], copies.y[planted.copies]
     return Examples(x, y)
 
@@ -193,23 +193,23 @@ def test_counts_for_a_pool_with_planted_copies_equal_counts_measured_again(space
     clients = [honest(3, 60, client, space) for client in range(2)]
     for n in (1, 7, 20, 40):
         verdict = verdicts(clients, n, 0, label)
-        for found, planted in islice(zip(verdict, plantings(clients, n, 0, label), strict=True), 4):
+        for outcome, planted in islice(zip(verdict, plantings(clients, n, 0, label), strict=True), 4):
             assert sum(len(p.rows) for p in planted.values()) == min(n, 120 if label is None else 40)
             total = np.zeros(7)
-            for i, one in enumerate(clients):
+            for i, unplanted in enumerate(clients):
                 if i not in planted:
-                    total += counts(one, label)
+                    total += counts(unplanted, label)
                     continue
-                pool = with_copies(one, planted[i], 3)
-                again = counts(compare(replace(one.subject, synthetic=pool), space, 3), label)
-                assert label is None or torch.equal(pool.y, one.subject.synthetic.y)
-                assert np.array_equal(counts(one, label, planted[i]), again)
+                pool = with_copies(unplanted, planted[i], 3)
+                again = counts(compare(replace(unplanted.subject, synthetic=pool), space, 3), label)
+                assert label is None or torch.equal(pool.y, unplanted.subject.synthetic.y)
+                assert np.array_equal(counts(unplanted, label, planted[i]), again)
                 total += again
-            assert memorised(total) == found
+            assert memorised(total) == outcome
 
 
 def test_copies_are_exact_moved_and_mirrored_in_equal_parts() -> None:
-    seen = drawn(600, "seen")
+    seen = sample(600, "seen")
     copies = copies_of(seen, numpy_generator("copies"))
     assert pixel_space(seen.x)(copies.x).min(1).values.max() == 0
     exact = {x.numpy().tobytes() for x in seen.x}
@@ -220,17 +220,17 @@ def test_copies_are_exact_moved_and_mirrored_in_equal_parts() -> None:
 
 
 def test_the_smallest_detectable_share_of_copies_is_detected_and_the_next_lower_is_not() -> None:
-    one = honest(0)
-    fewest = fewest_copies([one], 0)
+    client = honest(0)
+    fewest = fewest_copies([client], 0)
     assert fewest is not None
-    assert sum(verdicts([one], fewest, 0)) >= ENOUGH > 0.9 * DRAWS
+    assert sum(verdicts([client], fewest, 0)) >= ENOUGH > 0.9 * DRAWS
     before = max(n for n in (int(np.ceil(150 * share)) for share in SHARES) if n < fewest)
-    assert sum(verdicts([one], before, 0)) < ENOUGH
-    verdict = audit([one.subject], {"pixels": pixel_space}, 0).record()["pixels"]["all"]
+    assert sum(verdicts([client], before, 0)) < ENOUGH
+    verdict = audit([client.subject], {"pixels": pixel_space}, 0).record()["pixels"]["all"]
     assert (verdict["finds"], verdict["finds_images"], verdict["memorised"]) == (fewest / 150, fewest, False)
     assert f" {fewest} copies" in power("pixels", verdict)
-    assert [*verdicts([one], 13, 0)] == [*verdicts([one], 13, 0)]
-    rows = {tuple(p[0].rows.tolist()) for seed in (0, 1) for p in plantings([one], 5, seed)}
+    assert [*verdicts([client], 13, 0)] == [*verdicts([client], 13, 0)]
+    rows = {tuple(p[0].rows.tolist()) for seed in (0, 1) for p in plantings([client], 5, seed)}
     assert len(rows) == 2 * DRAWS
 
 
@@ -245,25 +245,25 @@ def test_where_too_few_images_could_show_anything_no_share_is_found() -> None:
 @pytest.mark.long
 def test_a_pool_without_copies_is_accused_no_more_often_than_stated(pool: str) -> None:
     """Nothing was memorised, so seen images may change places with held-out ones of their class: 4000 times."""
-    one = honest(5)
-    x = one.subject.synthetic.x
+    client = honest(5)
+    x = client.subject.synthetic.x
     if pool == "the same again":
         x = x[(150 * torch.rand(150, generator=generator("again")) ** 4).long()]
     if pool == "blurry":
         x = torch.stack([x[k::3].float().mean(0) for k in range(3)]).round().to(torch.uint8).repeat(50, 1, 1, 1)
-    found = compare(replace(one.subject, synthetic=Examples(x, one.subject.synthetic.y)), pixel_space, 5)
-    m, draws, said = 150, numpy_generator("changes"), []
-    bits = np.unpackbits(found.nearest.below, axis=2, count=2 * m)
+    compared = compare(replace(client.subject, synthetic=Examples(x, client.subject.synthetic.y)), pixel_space, 5)
+    m, draws, p_values = 150, numpy_generator("changes"), []
+    bits = np.unpackbits(compared.nearest.below, axis=2, count=2 * m)
     for _ in range(4000):
         swapped = draws.random(m) < 0.5
         places = np.concatenate([np.arange(m) + m * swapped, np.arange(m) + m * ~swapped])  # where each record goes
         below = np.zeros_like(bits)
         below[:, :, places] = bits
-        record = places[found.nearest.record]
+        record = places[compared.nearest.record]
         held_out = (record >= m).astype(float)
-        made = replace(found.nearest, record=record, to_matched=held_out, to_held_out=1 - held_out,
+        swapped_nearest = replace(compared.nearest, record=record, to_matched=held_out, to_held_out=1 - held_out,
                        below=np.packbits(below, axis=2))  # fmt: skip
-        said.append(chances(counts(replace(found, nearest=made))))
+        p_values.append(chances(counts(replace(compared, nearest=swapped_nearest))))
     for level in (0.1, 0.01, 0.001):
-        assert np.all(np.mean(np.array(said) < level, 0) <= level + 4 * np.sqrt(level / 4000))
+        assert np.all(np.mean(np.array(p_values) < level, 0) <= level + 4 * np.sqrt(level / 4000))
     assert PARTS.sum() == 1

@@ -81,18 +81,18 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
         x[::2] = examples.x[::2]
         return x
 
-    found = made_by(half, mixed, receipt)
-    assert found.audited is not None
-    kept = found.shared.data.pool
-    assert kept is not None
-    store = kept.store
-    copies = {x.numpy().tobytes() for x in store.x[: len(found.spec.client_data.clients.store)]}
-    assert not any(store.x[row].numpy().tobytes() in copies for row in kept.rows.flat.tolist())
-    sizes = [len(n.examples) for n in found.spec.requests]
-    assert found.audited.withheld == {i: -(-n // 2) for i, n in enumerate(sizes)}
-    assert len(kept.rows.flat) == sum(n // 2 for n in sizes)
-    assert not any(event.covered for event in found.shared.releases)
-    assert {event.reason for event in found.shared.releases} == {WHY}
+    result = made_by(half, mixed, receipt)
+    assert result.audited is not None
+    pool = result.shared.data.pool
+    assert pool is not None
+    store = pool.store
+    copies = {x.numpy().tobytes() for x in store.x[: len(result.spec.client_data.clients.store)]}
+    assert not any(store.x[row].numpy().tobytes() in copies for row in pool.rows.flat.tolist())
+    sizes = [len(n.examples) for n in result.spec.requests]
+    assert result.audited.withheld == {i: -(-n // 2) for i, n in enumerate(sizes)}
+    assert len(pool.rows.flat) == sum(n // 2 for n in sizes)
+    assert not any(event.covered for event in result.shared.releases)
+    assert {event.reason for event in result.shared.releases} == {WHY}
     assert all(event.covered for event in made_by(experiment(), noise, receipt).shared.releases)
     whole = made_by(experiment(), mixed, receipt).shared  # whatever the receipt says, copies are raw
     assert whole.disclosed > 0
@@ -101,19 +101,19 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
 
 @pytest.mark.long
 def test_held_out_images_are_what_generators_did_not_see() -> None:
-    found = made_by(experiment(sharing__audit=True), same)
-    assert found.audited is not None
-    data, prepared = found.spec.dataset, found.spec
-    for one, need in zip(
+    result = made_by(experiment(sharing__audit=True), same)
+    assert result.audited is not None
+    data, prepared = result.spec.dataset, result.spec
+    for subject, need in zip(
         subjects(prepared.client_data, prepared.requests, data.validation), prepared.requests, strict=True
     ):
         seen = {x.numpy().tobytes() for x in need.examples.x}
-        own = {x.numpy().tobytes() for x in data.train.x[prepared.client_data.clients.rows[need.client]]}
-        allowed = own - seen | {x.numpy().tobytes() for x in data.validation.x}
-        held = {x.numpy().tobytes() for x in one.held_out.x}
-        assert held <= allowed
-        assert held & own
-        assert held - own
+        client_images = {x.numpy().tobytes() for x in data.train.x[prepared.client_data.clients.rows[need.client]]}
+        allowed = client_images - seen | {x.numpy().tobytes() for x in data.validation.x}
+        held_out = {x.numpy().tobytes() for x in subject.held_out.x}
+        assert held_out <= allowed
+        assert held_out & client_images
+        assert held_out - client_images
 
 
 def test_an_audit_without_held_out_images_is_refused_before_any_work() -> None:
@@ -126,19 +126,19 @@ def test_an_audit_without_held_out_images_is_refused_before_any_work() -> None:
 
 @pytest.mark.long
 def test_a_run_of_generators_writes_its_audit_also_when_it_is_resumed(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     fields = {"sharing__audit": True, "artifacts": str(tmp_path / "artifacts")}
     config = experiment(generator__name="user_parts:Parrot", sharing__p=0.25, **fields)
-    summary = run(config, tmp_path / "run", say=said.append)
-    assert sum(line.startswith("audit:") for line in said) == 1
+    summary = run(config, tmp_path / "run", say=messages.append)
+    assert sum(line.startswith("audit:") for line in messages) == 1
     written = json.loads((tmp_path / "run" / "audit.json").read_text())
     assert written["spaces"]["pixels"]["all"] == summary["audit"]["pixels"]
     of_contributions = sum(need.n for need in build(config).requests)  # the images in the pool, not all that were made
     assert summary["audit"]["pixels"]["identical"] == summary["audit"]["pixels"]["images"] == of_contributions
     (tmp_path / "run" / "summary.json").unlink()
-    assert run(config, tmp_path / "run", resume=True, say=said.append) == summary
-    bare = run(experiment(setting="real", sharing__audit=True), tmp_path / "real", say=said.append)
-    assert any("no generator makes images" in line for line in said)
+    assert run(config, tmp_path / "run", resume=True, say=messages.append) == summary
+    bare = run(experiment(setting="real", sharing__audit=True), tmp_path / "real", say=messages.append)
+    assert any("no generator makes images" in line for line in messages)
     assert "audit" not in bare
 
 
@@ -163,8 +163,8 @@ def test_a_pool_of_copies_is_called_memorised(here: Path, sweeps: Callable[[str]
     assert sweep.audit_pool(argv) == 0
     record = json.loads((here / "out" / "seed_0.json").read_text())["audit"]
     for space in ("pixels", "features"):
-        found = record["spaces"][space]["all"]
-        assert (found["memorised"], found["near_copies"], found["images"]) == (True, 200, 200)
+        verdict = record["spaces"][space]["all"]
+        assert (verdict["memorised"], verdict["near_copies"], verdict["images"]) == (True, 200, 200)
     assert record["spaces"]["pixels"]["all"]["identical"] == 200
     assert record["attacks"]["pool"]["auc"] > 0.8
     assert record["attacks"]["pool"]["worst"]["images"] >= 1
@@ -188,24 +188,24 @@ def test_seeds_are_audited_once_and_have_their_mean_and_range(here: Path, sweeps
     sweep = sweeps("audit_pool")
     assert sweep.audit_pool([*argv, "--seed", "1", "--out", "one"]) == 0
     assert sweep.audit_pool([*argv, "--seeds", "0,1", "--out", "two"]) == 0
-    one, two = here / "one", here / "two"
-    assert (one / "seed_1.json").read_bytes() == (two / "seed_1.json").read_bytes()
-    pools = [json.loads((two / f"seed_{n}.json").read_text())["audit"]["attacks"]["pool"] for n in (0, 1)]
+    one_seed, two_seeds = here / "one", here / "two"
+    assert (one_seed / "seed_1.json").read_bytes() == (two_seeds / "seed_1.json").read_bytes()
+    pools = [json.loads((two_seeds / f"seed_{n}.json").read_text())["audit"]["attacks"]["pool"] for n in (0, 1)]
     areas = [pool["auc"] for pool in pools]
-    text = (two / "audit_pool.md").read_text()
+    text = (two_seeds / "audit_pool.md").read_text()
     assert "exposed images" not in text  # two generators are too few
     (line,) = (line for line in text.splitlines() if "pool: AUC" in line)
     assert line.split("|")[-2].strip() == f"{sum(areas) / 2:.3f} [{min(areas):.3f}, {max(areas):.3f}]"
     for pool in pools:
         assert float(np.trapezoid(pool["roc"], GRID)) == pytest.approx(pool["auc"], abs=0.02)
-    with (two / "audit_pool.csv").open() as file:
+    with (two_seeds / "audit_pool.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["images"] for row in rows if row["group"] == "all"] == ["200"] * 4  # two seeds, two spaces
     with pytest.raises(UserError, match="holds audits already"):
         sweep.audit_pool([*argv, "--seeds", "0,1", "--out", "two"])
-    before = {path: path.stat().st_mtime_ns for path in two.glob("seed_*.json")}
+    before = {path: path.stat().st_mtime_ns for path in two_seeds.glob("seed_*.json")}
     assert sweep.audit_pool([*argv, "--seeds", "0,1", "--out", "two", "--resume"]) == 0
-    assert before == {path: path.stat().st_mtime_ns for path in two.glob("seed_*.json")}
+    assert before == {path: path.stat().st_mtime_ns for path in two_seeds.glob("seed_*.json")}
     with pytest.raises(UserError, match="shadows = 2, and now it is 3"):
         sweep.audit_pool([*argv[:-3], "3", *argv[-2:], "--seeds", "0,1", "--out", "two", "--resume"])
 
@@ -219,7 +219,7 @@ STAGES = {
 sweep = report_runs.script("audit_pool")
 
 
-def found(sweep: ModuleType, setting: str, canaries: int, *more: str) -> Estimate:
+def estimate(sweep: ModuleType, setting: str, canaries: int, *more: str) -> Estimate:
     argv = ["--preset", "smoke", "--sharing", setting, "--sharing.target_epsilon", "10", *STAGES[setting], *more]
     return audited(build(sweep.arguments(argv).config), None, canaries)[1]
 
@@ -228,13 +228,13 @@ def found(sweep: ModuleType, setting: str, canaries: int, *more: str) -> Estimat
 @pytest.mark.parametrize("setting", STAGES)
 def test_right_sums_say_most_of_what_is_reported_and_no_more(sweep: ModuleType, setting: str) -> None:
     """merf: with one step and q = 1 mu says all; ndpdc: mu says less than who weighs each step by itself."""
-    of = found(sweep, setting, 20 if setting == "merf" else 100)
-    assert of.faults == []
-    assert 0.75 * of.ceiling < of.epsilon < of.reported == pytest.approx(10, abs=0.01)
-    assert of.ceiling == pytest.approx(of.reported, rel=1e-3 if setting == "merf" else 0.5)
-    assert of.verdict == "not above the reported one"
+    result = estimate(sweep, setting, 20 if setting == "merf" else 100)
+    assert result.faults == []
+    assert 0.75 * result.ceiling < result.epsilon < result.reported == pytest.approx(10, abs=0.01)
+    assert result.ceiling == pytest.approx(result.reported, rel=1e-3 if setting == "merf" else 0.5)
+    assert result.verdict == "not above the reported one"
     if setting == "merf":
-        summed = found(sweep, "merf", 40, "--sharing.noise", "summed")
+        summed = estimate(sweep, "merf", 40, "--sharing.noise", "summed")
         assert summed.faults == []
         assert summed.noise[0] == pytest.approx(summed.sigma, rel=0.1)
 
@@ -243,10 +243,10 @@ def test_right_sums_say_most_of_what_is_reported_and_no_more(sweep: ModuleType, 
 @pytest.mark.long
 def test_broken_secret_noise_fails(sweep: ModuleType, setting: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_noise(monkeypatch, name)
-    of = found(sweep, setting, 20)
-    assert any("the noise multiplier is about" in fault for fault in of.faults)
-    assert of.epsilon > of.reported
-    assert of.verdict == "above the reported one"
+    result = estimate(sweep, setting, 20)
+    assert any("the noise multiplier is about" in fault for fault in result.faults)
+    assert result.epsilon > result.reported
+    assert result.verdict == "above the reported one"
 
 
 def test_the_audit_sweep_writes_one_table_row_for_each_seed(sweep: ModuleType, tmp_path: Path) -> None:

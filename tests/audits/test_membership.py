@@ -44,20 +44,20 @@ class Parrot:
 
 
 def attacked(part: Generator, n: int, generators: int, seed: int, by=by_pool):
-    known = images(n, "images", seed)
-    inside = halves(known.y.numpy(), generators, seed)
-    (found,) = scores(part, known, inside, 2, seed, [by])
-    return attack(likelihood_ratios(found, inside), inside, seed)
+    candidates = images(n, "images", seed)
+    inside = halves(candidates.y.numpy(), generators, seed)
+    (pool_scores,) = scores(part, candidates, inside, 2, seed, [by])
+    return attack(likelihood_ratios(pool_scores, inside), inside, seed)
 
 
 def test_a_generator_that_memorises_is_found_out() -> None:
     for seed in range(5):
-        found = attacked(Parrot(), 120, 8, seed)
-        assert found.auc_interval[0] > 0.75
-        assert found.tpr_interval[0] > 0.3
-    known = images(20, "k")  # training is keyed by the seed
-    inside = halves(known.y.numpy(), 2, 0)
-    a, b, c = (scores(Parrot(), known, inside, 2, seed, [by_pool])[0] for seed in (0, 0, 1))
+        result = attacked(Parrot(), 120, 8, seed)
+        assert result.auc_interval[0] > 0.75
+        assert result.tpr_interval[0] > 0.3
+    candidates = images(20, "k")  # training is keyed by the seed
+    inside = halves(candidates.y.numpy(), 2, 0)
+    a, b, c = (scores(Parrot(), candidates, inside, 2, seed, [by_pool])[0] for seed in (0, 0, 1))
     assert np.array_equal(a, b)
     assert not np.array_equal(a, c)
 
@@ -65,10 +65,10 @@ def test_a_generator_that_memorises_is_found_out() -> None:
 @pytest.mark.long
 def test_a_generator_that_ignores_its_data_is_not() -> None:
     """AUC 1/2 within its interval, in nearly all of 30 attacks (95 %), and as many true as false positives."""
-    found = [attacked(Parrot(deaf=True), 80, 6, seed) for seed in range(30)]
-    assert sum(f.auc_interval[0] <= 0.5 <= f.auc_interval[1] for f in found) >= 26
-    assert sum(f.tpr_interval[0] <= 0.01 for f in found) >= 28
-    assert abs(np.mean([f.auc for f in found]) - 0.5) < 0.02
+    results = [attacked(Parrot(deaf=True), 80, 6, seed) for seed in range(30)]
+    assert sum(f.auc_interval[0] <= 0.5 <= f.auc_interval[1] for f in results) >= 26
+    assert sum(f.tpr_interval[0] <= 0.01 for f in results) >= 28
+    assert abs(np.mean([f.auc for f in results]) - 0.5) < 0.02
 
 
 def test_every_generator_sees_a_half_of_its_own() -> None:
@@ -87,17 +87,17 @@ def test_the_ratio_is_that_of_two_normal_densities() -> None:
     inside[:, 0] = [True, True, True, False, False, False, False]
     inside[:, 1] = True
     values = rng.normal(size=(7, 5)) + 2 * inside
-    found = likelihood_ratios(values, inside)
+    ratios = likelihood_ratios(values, inside)
     mu_in, mu_out = values[1:3, 0].mean(), values[3:, 0].mean()  # for generator 0, which saw image 0
     other_in, other_out = values[:3, 0].mean(), values[4:, 0].mean()  # for generator 3, which did not
-    one = (values[0, 0] - mu_out) ** 2 - (values[0, 0] - mu_in) ** 2
-    other = (values[3, 0] - other_out) ** 2 - (values[3, 0] - other_in) ** 2
-    assert found[0, 0] / found[3, 0] == pytest.approx(one / other)
-    assert np.isfinite(found).all()
-    assert np.array_equal(np.sign(found[[0, 3], 0]), np.sign([one, other]))
+    seen_ratio = (values[0, 0] - mu_out) ** 2 - (values[0, 0] - mu_in) ** 2
+    unseen_ratio = (values[3, 0] - other_out) ** 2 - (values[3, 0] - other_in) ** 2
+    assert ratios[0, 0] / ratios[3, 0] == pytest.approx(seen_ratio / unseen_ratio)
+    assert np.isfinite(ratios).all()
+    assert np.array_equal(np.sign(ratios[[0, 3], 0]), np.sign([seen_ratio, unseen_ratio]))
     changed = values.copy()
     changed[0, 0] += 1e-9  # its own score does not enter its own fit: only the variance moves
-    assert likelihood_ratios(changed, inside)[0, 0] == pytest.approx(found[0, 0], rel=1e-6)
+    assert likelihood_ratios(changed, inside)[0, 0] == pytest.approx(ratios[0, 0], rel=1e-6)
 
 
 def test_the_area_is_that_of_mann_and_whitney() -> None:
@@ -115,9 +115,9 @@ def test_the_rate_at_one_percent_is_read_off_the_curve() -> None:
     """200 others, of which two are above 30 of 100 members: 1 %; a third is above ten more."""
     values = np.concatenate([[10.0] * 30, [11, 11], [9] * 10, [9.5], [0] * 197, [0] * 60])
     positive = np.concatenate([[True] * 30, [False] * 2, [True] * 10, [False], [False] * 197, [True] * 60])
-    found = attack(values[None], positive[None], 0, draws=20)
-    assert found.tpr_at == pytest.approx(0.3)
-    assert found.tpr_interval == clopper_pearson(found.tpr_at, 150)
+    result = attack(values[None], positive[None], 0, draws=20)
+    assert result.tpr_at == pytest.approx(0.3)
+    assert result.tpr_interval == clopper_pearson(result.tpr_at, 150)
 
 
 # The lower bound: valid for mechanisms of known epsilon, close to it, and closed cases
@@ -142,11 +142,11 @@ def test_how_often_it_is_above_epsilon_is_said_exactly() -> None:
 @pytest.mark.parametrize(("r", "confidence", "most"), [(89, 0.95, 3.37), (250, 1 - 0.05 / 3, 4.10), (4, 0.95, 0.0)])
 def test_the_ceiling_is_the_closed_form_that_no_outcome_exceeds(r: int, confidence: float, most: float) -> None:
     t = (1 - confidence) ** (1 / r)
-    found = ceiling(4 * r, r, 0.0, confidence)
-    assert found == pytest.approx(max(0.0, log(t / (1 - t))), abs=2e-6)
-    assert found == pytest.approx(most, abs=0.006)
-    assert all(lower_bound(4 * r, r, v, 0.0, confidence) <= found for v in range(r + 1))
-    assert lower_bound(4 * r, r, r, 0.0, confidence) == found  # q^r = 1 - confidence: epsilon = ln(q / (1 - q))
+    highest = ceiling(4 * r, r, 0.0, confidence)
+    assert highest == pytest.approx(max(0.0, log(t / (1 - t))), abs=2e-6)
+    assert highest == pytest.approx(most, abs=0.006)
+    assert all(lower_bound(4 * r, r, v, 0.0, confidence) <= highest for v in range(r + 1))
+    assert lower_bound(4 * r, r, r, 0.0, confidence) == highest  # q^r = 1 - confidence: epsilon = ln(q / (1 - q))
     assert lower_bound(4 * r, r, 0, 0.0, confidence) == lower_bound(100, 0, 0, 0.0) == 0
     assert most != 3.37 or ceiling(359, 89, 1e-5) == pytest.approx(3.36, abs=0.006)  # delta lowers it a little
 
@@ -154,11 +154,11 @@ def test_the_ceiling_is_the_closed_form_that_no_outcome_exceeds(r: int, confiden
 def test_a_bound_whose_ceiling_is_not_above_what_is_reported_cannot_tell() -> None:
     """40 of 89 right, as of a private pool at epsilon 9.99: no outcome could have been above it."""
     inside = np.arange(359) % 2 == 0
-    found = by_scores(inside.astype(float), inside, 89, 1e-5)
-    assert found.bound == found.ceiling == ceiling(359, 89, 1e-5)
-    assert found.verdict(9.99) == found.verdict(found.ceiling) == "cannot tell"
-    assert found.verdict(found.ceiling - 0.01) == "above the reported one"
-    assert found.verdict(None) == "no epsilon is reported"
+    result = by_scores(inside.astype(float), inside, 89, 1e-5)
+    assert result.bound == result.ceiling == ceiling(359, 89, 1e-5)
+    assert result.verdict(9.99) == result.verdict(result.ceiling) == "cannot tell"
+    assert result.verdict(result.ceiling - 0.01) == "above the reported one"
+    assert result.verdict(None) == "no epsilon is reported"
     low = LowerBound(0.0, 3.36, 359, 89, 40)
     assert (low.verdict(9.99), low.verdict(3.0)) == ("cannot tell", "not above the reported one")
 
@@ -217,19 +217,19 @@ def test_the_outliers_of_a_gaussian_release_have_the_auc_of_the_closed_form(outl
 def test_few_generators_estimate_the_same_auc() -> None:
     """With 16 generators, the mean over 60 attacks is that of the closed form: choosing does not inflate it."""
     norms = np.where(np.arange(40) % 20 == 7, 5.0, 0.0)
-    found = [worst_case(*releases(norms, 16, seed), seed, draws=2) for seed in range(60)]
-    assert np.mean([one.auc for one in found if one]) == pytest.approx(norm.cdf(5 / sqrt(2)), abs=0.005)
+    results = [worst_case(*releases(norms, 16, seed), seed, draws=2) for seed in range(60)]
+    assert np.mean([result.auc for result in results if result]) == pytest.approx(norm.cdf(5 / sqrt(2)), abs=0.005)
 
 
 def test_a_mechanism_that_ignores_its_data_has_no_exposed_examples() -> None:
     """AUC 0.5 in the mean of 200 attacks and within its interval in most of them; as many true as false positives."""
-    found = [worst_case(*releases(np.zeros(60), 12, seed), seed, draws=100) for seed in range(200)]
-    every = [one for one in found if one]
-    assert abs(np.mean([one.auc for one in every]) - 0.5) < 0.015
-    assert np.mean([one.auc_interval[0] <= 0.5 <= one.auc_interval[1] for one in every]) > 0.8
-    assert {one.tpr_at for one in every} == {None}  # 9 non-members in a half show no rate of 1 %
+    results = [worst_case(*releases(np.zeros(60), 12, seed), seed, draws=100) for seed in range(200)]
+    every = [result for result in results if result]
+    assert abs(np.mean([result.auc for result in every]) - 0.5) < 0.015
+    assert np.mean([result.auc_interval[0] <= 0.5 <= result.auc_interval[1] for result in every]) > 0.8
+    assert {result.tpr_at for result in every} == {None}  # 9 non-members in a half show no rate of 1 %
     twenty = [worst_case(*releases(np.zeros(20), 12, seed), seed, draws=2) for seed in range(400)]  # one image
-    assert abs(np.mean([one.auc for one in twenty if one]) - 0.5) < 0.02  # a half with members only counts as 0.5
+    assert abs(np.mean([r.auc for r in twenty if r]) - 0.5) < 0.02  # a half with members only counts as 0.5
     many = worst_case(*releases(np.zeros(60), 4000, 0), 0, draws=2)
     assert many is not None
     assert many.tpr_at == pytest.approx(0.01, abs=0.006)

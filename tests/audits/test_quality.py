@@ -24,39 +24,39 @@ def points(n: int, seed: int, d: int = 3) -> Tensor:
     return torch.randn(n, d, generator=generator(seed, "points"))
 
 
-def by_loops(real: Tensor, made: Tensor, k: int) -> dict[str, float]:
+def by_loops(real: Tensor, pool: Tensor, k: int) -> dict[str, float]:
     def far(a: Tensor, b: Tensor) -> float:
         return float((a.double() - b.double()).norm())
 
-    def radius(i: int, of: Tensor) -> float:
-        return sorted(far(of[i], of[j]) for j in range(len(of)) if j != i)[k - 1]
+    def radius(i: int, features: Tensor) -> float:
+        return sorted(far(features[i], features[j]) for j in range(len(features)) if j != i)[k - 1]
 
-    of_real, of_made = ([radius(i, of) for i in range(len(of))] for of in (real, made))
-    in_real = [[far(y, x) <= r for x, r in zip(real, of_real, strict=True)] for y in made]
-    in_made = [[far(x, y) <= r for y, r in zip(made, of_made, strict=True)] for x in real]
+    of_real, of_pool = ([radius(i, features) for i in range(len(features))] for features in (real, pool))
+    in_real = [[far(y, x) <= r for x, r in zip(real, of_real, strict=True)] for y in pool]
+    in_pool = [[far(x, y) <= r for y, r in zip(pool, of_pool, strict=True)] for x in real]
     return {
         "precision": float(np.mean([any(row) for row in in_real])),
-        "recall": float(np.mean([any(row) for row in in_made])), "density": float(np.sum(in_real)) / (k * len(made)),
-        "coverage": float(np.mean(np.any(in_real, 0))), "kernel_distance": mmd_by_loops(real, made),
+        "recall": float(np.mean([any(row) for row in in_pool])), "density": float(np.sum(in_real)) / (k * len(pool)),
+        "coverage": float(np.mean(np.any(in_real, 0))), "kernel_distance": mmd_by_loops(real, pool),
     }  # fmt: skip
 
 
-def mmd_by_loops(real: Tensor, made: Tensor) -> float:
+def mmd_by_loops(real: Tensor, pool: Tensor) -> float:
     def k(a: Tensor, b: Tensor) -> float:
         return (float(a.double() @ b.double()) / len(a) + 1) ** 3
 
-    def within(of: Tensor) -> float:
-        return float(np.mean([k(a, b) for i, a in enumerate(of) for j, b in enumerate(of) if i != j]))
+    def within(features: Tensor) -> float:
+        return float(np.mean([k(a, b) for i, a in enumerate(features) for j, b in enumerate(features) if i != j]))
 
-    return within(real) + within(made) - 2 * float(np.mean([k(a, b) for a in real for b in made]))
+    return within(real) + within(pool) - 2 * float(np.mean([k(a, b) for a in real for b in pool]))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_what_the_equations_say_and_real_data_as_a_pool_are_perfect(seed: int) -> None:
-    real, made = points(9, seed), 0.7 * points(12, seed + 100) + 0.3
+    real, pool = points(9, seed), 0.7 * points(12, seed + 100) + 0.3
     for k in (1, 3):
-        expected = pytest.approx(by_loops(real, made, k), abs=1e-9)
-        assert compared(real.flip(0), made.flip(0), k) == expected  # in any order
+        expected = pytest.approx(by_loops(real, pool, k), abs=1e-9)
+        assert compared(real.flip(0), pool.flip(0), k) == expected  # in any order
     real = points(600, seed)  # more than a chunk
     result = compared(real, real, 4)
     assert result["precision"] == result["recall"] == result["coverage"] == 1
@@ -118,9 +118,9 @@ def test_pools_of_generators_sizes_and_epochs_stand_in_one_table(
     assert script.quality([*argv, "--out", "many", "--artifacts", "store"]) == 0
     assert (tmp_path / "many" / "quality.png").exists()
     result = lines("many")
-    assert sorted((of["generator"], of["epochs"]) for of in result) == sorted(2 * [("gan", "1"), ("gan", "5")])
+    assert sorted((row["generator"], row["epochs"]) for row in result) == sorted(2 * [("gan", "1"), ("gan", "5")])
     assert (tmp_path / "many" / "quality.md").read_text().count("±") >= 2 * 7
-    one = ["--generator", "gan", "--rho", "1", "--seed", "1", "--out", "one", "--artifacts", "other"]
-    assert script.quality([*few, *one]) == 0
+    single_run = ["--generator", "gan", "--rho", "1", "--seed", "1", "--out", "one", "--artifacts", "other"]
+    assert script.quality([*few, *single_run]) == 0
     (alone,) = lines("one")
     assert alone in result  # a pool is judged alike beside others, and trained alike without checkpoints

@@ -41,16 +41,16 @@ def simulated(
 
 
 def test_honest_sums_are_rarely_accused_and_their_interval_holds_mu() -> None:
-    found = [simulated(seed) for seed in range(100)]
-    assert sum(bool(e.faults) for e in found) <= 5
+    estimates = [simulated(seed) for seed in range(100)]
+    assert sum(bool(e.faults) for e in estimates) <= 5
     large = [simulated(seed, 4000, 1.0, 2.0, 1) for seed in range(100)]
     assert sum(bool(e.faults) for e in large) <= 5
     assert np.quantile([e.epsilon / e.reported for e in large], 0.05) > 0.5
     honest = 0.25 * sqrt(100) / 2
-    assert 90 <= sum(e.low <= honest <= e.high for e in found) <= 99
-    assert np.mean([e.mu for e in found]) == pytest.approx(honest, abs=0.04)
-    assert found[0].ceiling == gaussian.epsilon(honest, DELTA) < found[0].reported
-    assert np.mean([e.noise[0] for e in found]) == pytest.approx(2.0, abs=0.02)
+    assert 90 <= sum(e.low <= honest <= e.high for e in estimates) <= 99
+    assert np.mean([e.mu for e in estimates]) == pytest.approx(honest, abs=0.04)
+    assert estimates[0].ceiling == gaussian.epsilon(honest, DELTA) < estimates[0].reported
+    assert np.mean([e.noise[0] for e in estimates]) == pytest.approx(2.0, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_honest_sums_are_rarely_accused_and_their_interval_holds_mu() -> None:
 )
 def test_simulated_faults_are_found_in_20_of_20_seeds(fault: dict[str, float]) -> None:
     for seed in range(20):
-        found = simulated(seed, **fault)  # pyright: ignore[reportArgumentType]
-        assert found.verdict == ABOVE
-        assert f"epsilon is about {found.epsilon:.3g}, not {found.reported:.3g}" in found.faults
-        assert ("the noise multiplier is about" in str(found.faults)) == (fault.get("noise", 1.0) < 1)
+        estimate = simulated(seed, **fault)  # pyright: ignore[reportArgumentType]
+        assert estimate.verdict == ABOVE
+        assert f"epsilon is about {estimate.epsilon:.3g}, not {estimate.reported:.3g}" in estimate.faults
+        assert ("the noise multiplier is about" in str(estimate.faults)) == (fault.get("noise", 1.0) < 1)
 
 
 def test_where_half_of_the_noise_would_not_show_in_epsilon_it_cannot_tell_and_measures_the_noise() -> None:
@@ -125,17 +125,17 @@ def vectorised(seed: int, k: int = 400, q: float = 0.25, epochs: int = 15, dp: D
     return estimate(torch.stack(scores).numpy(), inside, replace(releases[0], steps=len(releases)), DELTA)
 
 
-def is_right(found: Estimate) -> bool:
+def is_right(e: Estimate) -> bool:
     """Neither accused nor without an answer, and not less than half of what is reported."""
-    return not found.faults and found.verdict == NOT_ABOVE and 0.5 * found.reported < found.epsilon < found.reported
+    return not e.faults and e.verdict == NOT_ABOVE and 0.5 * e.reported < e.epsilon < e.reported
 
 
 @pytest.mark.long
 def test_honest_steps_are_not_accused_and_say_half_of_what_is_reported() -> None:
-    found = vectorised(1)
-    assert is_right(found)
-    assert gaussian.epsilon(found.low, DELTA) < found.ceiling < gaussian.epsilon(found.high, DELTA)
-    assert found.noise[0] == pytest.approx(2.0, rel=0.15)
+    estimate = vectorised(1)
+    assert is_right(estimate)
+    assert gaussian.epsilon(estimate.low, DELTA) < estimate.ceiling < gaussian.epsilon(estimate.high, DELTA)
+    assert estimate.noise[0] == pytest.approx(2.0, rel=0.15)
     assert vectorised(1, dp=TWICE).verdict == ABOVE  # another sampling rate
 
 
@@ -165,20 +165,20 @@ def of_means(seed: int, sigma: float, draws: int) -> Estimate:
 
 @pytest.mark.long
 def test_a_single_release_reaches_four_fifths_of_what_is_reported() -> None:
-    found = of_means(1, 1.0, 2000)
-    assert found.faults == []
-    assert 0.8 * found.reported < found.epsilon < found.reported
-    assert found.noise[0] == pytest.approx(1.0, rel=0.05)
+    estimate = of_means(1, 1.0, 2000)
+    assert estimate.faults == []
+    assert 0.8 * estimate.reported < estimate.epsilon < estimate.reported
+    assert estimate.noise[0] == pytest.approx(1.0, rel=0.05)
 
 
 def test_a_private_generator_is_audited_with_secret_noise() -> None:
-    drawn: list[bool] = []
+    is_secret: list[bool] = []
 
     class Fits:
         epochs = 1
 
         def fit(self, examples: Any, n_classes: int, seed: int, epochs: Any, *, flip: bool = False, noise: Any) -> Any:
-            drawn.append(isinstance(noise.call("weights", examples.x).stream(0), CipherStream))
+            is_secret.append(isinstance(noise.call("weights", examples.x).stream(0), CipherStream))
             return {1: TrainedGenerator({"x": examples.x})}
 
     few = Examples(torch.zeros(8, 1, 2, 2), torch.arange(8) % 2)
@@ -187,6 +187,6 @@ def test_a_private_generator_is_audited_with_secret_noise() -> None:
         return np.arange(len(images)) * 1.0
 
     bound(cast("Any", Fits()), few, few, 2, 0, score)
-    assert drawn == [True, True]
+    assert is_secret == [True, True]
     with pytest.raises(ValueError, match=r"at least 4 canaries .* got 3"):
         bound(cast("Any", Fits()), few, few[:3], 2, 0, score)

@@ -65,8 +65,8 @@ def test_help_of_table1_lists_options(sweeps: Callable[[str], ModuleType], capsy
     places = [texts[0].index(f"\n{word}") for word in words]
     assert places == sorted(places)
     listed = " ".join(texts[0].split())
-    known = yaml.safe_load(texts[1]).items()
-    names = {f"{section}.{name}" for section, of in known if isinstance(of, dict) for name in of}
+    sections = yaml.safe_load(texts[1]).items()
+    names = {f"{section}.{name}" for section, fields in sections if isinstance(fields, dict) for name in fields}
     assert len(names) > 60
     assert not [name for name in names if f"--{name} " not in listed]
     for option, default in (("--client.lr", "0.04"), ("--alphas", "0.01,0.1"), ("--data.name", "digits")):
@@ -75,9 +75,9 @@ def test_help_of_table1_lists_options(sweeps: Callable[[str], ModuleType], capsy
 
 def test_nearest_names() -> None:
     """A dotted name is compared by its last word first; at most five names that begin so are listed."""
-    known = [one for kind in KINDS.values() for one in kind.components]
-    assert (nearest("fashion-mnist", known), nearest("zzz", known)) == ("; did you mean 'fmnist'?", ".")
-    assert nearest("dirichlet", known).count("'dirichlet_") == 5
+    names = [name for kind in KINDS.values() for name in kind.components]
+    assert (nearest("fashion-mnist", names), nearest("zzz", names)) == ("; did you mean 'fmnist'?", ".")
+    assert nearest("dirichlet", names).count("'dirichlet_") == 5
     assert "'--partition.alpha'" in nearest("--alpha", ["--data.alphabet", "--partition.alpha", "--alps"])
     assert nearest("ab", [f"abc{i}" for i in range(6)]).count("'") == 2
 

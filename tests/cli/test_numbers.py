@@ -18,7 +18,7 @@ FLOATS = {"12": 12.0, "٠.٥": 0.5, "1_0.5": 10.5, " 5 ": 5.0, "+5": 5.0, "1e3":
 INTS = {"12": 12, "１２": 12, "1_0": 10, " 5 ": 5, "-0": 0, "007": 7, "9" * 400: int("9" * 400)}
 NO_FLOATS = ("0x10", "inf", "nan", "1__0", "1:30", "½", "", "1e", "-1e400", "9" * 400, "[1]", "true", "null", "--1")
 NO_INTS = ("1e3", "1.0", "0x10", "inf", "1_", "²", "", "1:30", "true", "[1]")
-TAKEN = [*((float, *one) for one in FLOATS.items()), *((int, *one) for one in INTS.items())]
+CASES = [*((float, *case) for case in FLOATS.items()), *((int, *case) for case in INTS.items())]
 
 
 def readers(kind: type, text: str, folder: Path) -> dict[str, Callable[[], Any]]:
@@ -26,21 +26,21 @@ def readers(kind: type, text: str, folder: Path) -> dict[str, Callable[[], Any]]
     (folder / "c.yaml").write_text(f"x: '{text}'\n")
     parser = parse.Parser("a test")
     parser.add_argument("--x", type=kind, default=None)
-    known = {"client.lr": Field(kind, None)}
+    fields = {"client.lr": Field(kind, None)}
     return {
         "option": lambda: parse.parse(parser, [f"--x={text}"]).x,
         "file": lambda: parse.parse(parser, ["--config", str(folder / "c.yaml")]).x,
         "member": lambda: value_of(Argument("x", [text]), tuple[kind, ...])[0],
         "list": lambda: split("--x", text, kind)[0],
-        "space": lambda: search_space.read_space([f"client.lr={text}"], known, {})["client.lr"][0],  # pyright: ignore
+        "space": lambda: search_space.read_space([f"client.lr={text}"], fields, {})["client.lr"][0],  # pyright: ignore
     }
 
 
-@pytest.mark.parametrize(("kind", "text", "value"), TAKEN, ids=lambda v: str(v)[:9])
+@pytest.mark.parametrize(("kind", "text", "value"), CASES, ids=lambda v: str(v)[:9])
 def test_a_number_means_the_same_everywhere(kind: type, text: str, value: Any, tmp_path: Path) -> None:
     values = {name: read() for name, read in readers(kind, text, tmp_path).items()}
     assert values == dict.fromkeys(values, value)
-    assert {type(one) for one in values.values()} == {kind}
+    assert {type(number) for number in values.values()} == {kind}
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ METHODS = [
     Method("generator", "epochs", "Maker", True, ("5",), options=NEEDS),
     Method("generator", "sampling", "Maker", True, options=NEEDS), Method("generator", "fit", "Maker", options=NEEDS),
     Method("generator", "sample", "Maker", options=NEEDS),
-    *(Method("generator", f"check{of}", "Maker", *CHECK, options=NEEDS) for of in ("", "_type", "_shape", "_sizes")),
+    *(Method("generator", f"check{end}", "Maker", *CHECK, options=NEEDS) for end in ("", "_type", "_shape", "_sizes")),
     Method("straggler", "__call__", "Late", right=("{}",)),
     Method("straggler", "arrival", "Late", True, right=("None",)), Method("straggler", "check", "Late", *CHECK),
     Method("straggler", "check_clients", "Late", *CHECK), Method("tracker", "log", "Watch", right=tuple(FAULTS)),
@@ -177,13 +177,13 @@ def test_a_component_that_breaks_is_named_in_one_sentence(
         assert "Traceback (most recent call last):" in rest
 
 
-ONE = [2, np.float32(2), np.array(2.0), torch.tensor(2.0), torch.tensor([2])]
+SCALARS = [2, np.float32(2), np.array(2.0), torch.tensor(2.0), torch.tensor([2])]
 NO_NUMBERS = [None, "2", (2,), {"a": 2}, np.zeros(2), torch.zeros(2), 2j]
 
 
 def test_a_number_of_a_reply_may_be_a_tensor_or_an_array_of_one() -> None:
-    for one in ONE:
-        require_reply(Reply({}, weight=one, metrics={"a": one}))  # type: ignore
+    for scalar in SCALARS:
+        require_reply(Reply({}, weight=scalar, metrics={"a": scalar}))  # type: ignore
     for none in NO_NUMBERS:
         for reply in (Reply({}, weight=none), Reply({}, metrics={"a": none})):  # type: ignore
             with pytest.raises(ValueError, match=r"Reply\.(weight|metrics)"):

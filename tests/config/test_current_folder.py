@@ -1,4 +1,4 @@
-"""What lies in the folder where a command is given is executed only if the command names it."""
+"""A file in the folder where a command is run is executed only if the command names it."""
 
 import os
 import subprocess

@@ -41,15 +41,15 @@ class Choice:
 
 
 def choices() -> list[Choice]:
-    """All fields of all components of the package."""
+    """Return all fields of all components of the package."""
     generates = {"sharing.setting": "shuffled_synthetic"}
-    found = [Choice(generates if n.startswith("generator.") else {}, n, f) for n, f in common_fields().items()]
-    for kind, known in KINDS.items():
-        for part in known.components:
-            options = {known.field: part, **(generates if kind == "generator" else {})}
+    result = [Choice(generates if n.startswith("generator.") else {}, n, f) for n, f in common_fields().items()]
+    for kind, spec in KINDS.items():
+        for part in spec.components:
+            options = {spec.field: part, **(generates if kind == "generator" else {})}
             section, constants = registry.section(kind, part), registry.constants(kind, part)
-            found += [Choice(options, f"{section}.{name}", field) for name, field in constants.items()]
-    return found
+            result += [Choice(options, f"{section}.{name}", field) for name, field in constants.items()]
+    return result
 
 
 CHOICES = choices()
@@ -123,7 +123,7 @@ def values(field: Field) -> st.SearchStrategy[Value]:
         return numbers(field, kind)
     if kind is tuple:
         inner = numbers(field, get_args(field.hint)[0])
-        return inner.filter(lambda one: "9" * 9 not in one[0]).map(lambda one: (f"[{one[0]},{one[0]}]", one[1]))
+        return inner.filter(lambda pair: "9" * 9 not in pair[0]).map(lambda pair: (f"[{pair[0]},{pair[0]}]", pair[1]))
     return st.sampled_from(TEXTS).map(lambda text: (text, None))
 
 

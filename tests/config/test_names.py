@@ -37,7 +37,7 @@ def cells_of(module: ModuleType, argv: Sequence[str]) -> list[Trial]:
         cells = [
             entry.cell for entry in module.entries(options)
         ]  # the server alone in table1 is younger than names.json
-        return [one for one in cells if name != "table1" or one.config.algorithm != "one_shot"]
+        return [trial for trial in cells if name != "table1" or trial.config.algorithm != "one_shot"]
     if name == "convergence_parameters":
         return [*chain(*module.figure_a7(options).values(), *module.figure_a8(options).values())]
     if name == "private_sizes":
@@ -50,9 +50,9 @@ def script(sweeps: Callable[[str], ModuleType]) -> Callable[[str], ModuleType]:
     return cache(sweeps)
 
 
-def facts(one: Trial) -> list[str]:
+def facts(trial: Trial) -> list[str]:
     """Return a run's name, the hash of its config.yaml and the beginning of the key of its noise."""
-    fields = to_dict(one.config)
+    fields = to_dict(trial.config)
     del fields["federation"]["transport"], fields["data"]["split"], fields["data"]["public"]  # younger
     del fields["evaluate"]["new_clients"], fields["evaluate"]["adapt_epochs"]  # younger than names.json
     del fields["tracking"]["notes"], fields["tracking"]["model"], fields["tracking"]["system"]  # younger too
@@ -61,7 +61,7 @@ def facts(one: Trial) -> list[str]:
     fields["dp"] = {name: value for name, value in fields["dp"].items() if not name.startswith("central")}
     fields["federation"]["gpus_per_actor"] = 1.0  # the default of then
     written = yaml.safe_dump(fields, sort_keys=False)
-    return [one.name, sha256(written.encode()).hexdigest()[:12], f"{build.noise_key(one.config):032x}"[:12]]
+    return [trial.name, sha256(written.encode()).hexdigest()[:12], f"{build.noise_key(trial.config):032x}"[:12]]
 
 
 def hashed(value: object) -> str:
@@ -69,18 +69,18 @@ def hashed(value: object) -> str:
 
 
 def runs(script: Callable[[str], ModuleType], name: str, argv: list[str]) -> list[Any]:
-    return [facts(one) for one in cells_of(script(name), argv)]
+    return [facts(trial) for trial in cells_of(script(name), argv)]
 
 
 def centrals(script: Callable[[str], ModuleType], name: str, argv: list[str]) -> list[Any]:
     """Return the names of the central models of a sweep."""
     module, options = script(name), script(name).arguments(argv)
     cells = module.entries(options) if hasattr(module, "entries") else module.grid(options)
-    return [one.name for one in module.central_lines(cells, options)]
+    return [trial.name for trial in module.central_lines(cells, options)]
 
 
 def artifacts(script: Callable[[str], ModuleType], name: str, argv: list[str]) -> list[Any]:
-    return [artifact_keys(one) for one in cells_of(script(name), argv) if one.config.generator]
+    return [artifact_keys(trial) for trial in cells_of(script(name), argv) if trial.config.generator]
 
 
 LINES = [(group.__name__, line) for group in (runs, centrals, artifacts) for line in NAMES[group.__name__]]
@@ -93,29 +93,29 @@ def test_names_keys_configs_and_noise_are_as_before(script: Callable[[str], Modu
     assert hashed(now) == NAMES[group][line], now
 
 
-def artifact_keys(one: Trial) -> list[str]:
+def artifact_keys(trial: Trial) -> list[str]:
     """Return keys of the first and the last client's artifacts, and of the noise of a private generator."""
-    needs = build.build(one.config).requests
+    needs = build.build(trial.config).requests
     keys = [key_of(f) for n in (needs[0], needs[-1]) for f in (n.course_facts, n.generator_facts, n.images_facts)]
-    if one.config.generator and one.config.generator.name == "private_ddpm":
+    if trial.config.generator and trial.config.generator.name == "private_ddpm":
         keys.append(f"{needs[0].noise.source.facts:032x}")
     return [key[:12] for key in keys]
 
 
 def fields_of(kind: str) -> dict[str, dict[str, list[Any]]]:
     """Return default, range and types of every field, by section or by component of a kind."""
-    of: dict[str, dict[str, list[Any]]] = {}
+    result: dict[str, dict[str, list[Any]]] = {}
     if kind != "sections":
-        known = KINDS[kind].components
-        return {one: {n: described(f) for n, f in registry.constants(kind, one).items()} for one in known}
+        components = KINDS[kind].components
+        return {name: {n: described(f) for n, f in registry.constants(kind, name).items()} for name in components}
     for name, field in common_fields().items():
         section, _, leaf = name.partition(".") if "." in name else ("experiment", "", name)
-        of.setdefault(section, {})[leaf] = described(field)
-    return of
+        result.setdefault(section, {})[leaf] = described(field)
+    return result
 
 
 def described(field: Field) -> list[Any]:
-    types = [getattr(one, "__name__", str(one)) for one in (get_args(field.hint) or (field.hint,))]
+    types = [getattr(kind, "__name__", str(kind)) for kind in (get_args(field.hint) or (field.hint,))]
     return [repr(field.default), field.allowed, types]
 
 

@@ -112,9 +112,9 @@ def test_what_a_measure_and_a_straggler_rule_write_into_their_arguments_changes_
 def test_a_clients_rows_are_a_copy() -> None:
     clients = build.build(choose(SHORT)).client_data.clients
     before = clients.rows[0].copy()
-    mine = clients[0]
-    assert mine.ids is not None
-    for t in (mine.ids, mine.x, mine.y):
+    rows = clients[0]
+    assert rows.ids is not None
+    for t in (rows.ids, rows.x, rows.y):
         t.zero_()
     assert clients.rows[0].tolist() == before.tolist()
     assert torch.equal(clients[0].x, clients.store.x[before])

@@ -66,12 +66,12 @@ def test_fields_of_every_component_are_read_from_its_source_and_have_help_and_ra
         part = registry.find(kind, name)
         assert registry.constants(kind, name) == fields_of(part, KINDS[kind].passed, KINDS[kind].required)
         assert kind != "sharing" or dotted.generates(name) == hasattr(part, "requests")
-        for field, found in registry.constants(kind, name).items():
-            found.check(field, found.default)
-            assert found.help, f"{name}.{field}"
-            assert found.default is None or type(found.default) in found.kinds
-            is_number = bool({int, float} & ({*found.kinds} - {NoneType}))
-            assert is_number <= bool(found.allowed), f"{name}.{field} has no range"
+        for field, constant in registry.constants(kind, name).items():
+            constant.check(field, constant.default)
+            assert constant.help, f"{name}.{field}"
+            assert constant.default is None or type(constant.default) in constant.kinds
+            is_number = bool({int, float} & ({*constant.kinds} - {NoneType}))
+            assert is_number <= bool(constant.allowed), f"{name}.{field} has no range"
 
 
 def test_a_component_is_loaded_by_file_and_by_module() -> None:
@@ -101,17 +101,17 @@ def test_the_config_has_fields_of_selected_components_only() -> None:
 
 def test_a_user_s_component_is_in_config_yaml_and_compared_by_its_source(lab: Path) -> None:
     values = {"model.name": "my_file.py:Small", "model.width": 5, "partition.name": "my_file.py:shards"}
-    one = choose(values)
-    written = yaml.safe_load(yaml.safe_dump(to_dict(one)))
+    run = choose(values)
+    written = yaml.safe_load(yaml.safe_dump(to_dict(run)))
     assert written["model"] == {"name": "my_file.py:Small", "projection": None, "weights": None,
                                 "weights_map": None, "weights_strict": True, "width": 5, "bias": True}  # fmt: skip
     assert written["source"].keys() == {"model", "partition"}
-    assert from_dict(written) == one
-    assert deciding(one).keys() == {"model.name", "model.width", "partition.name", "source.model", "source.partition"}
+    assert from_dict(written) == run
+    assert deciding(run).keys() == {"model.name", "model.width", "partition.name", "source.model", "source.partition"}
     (lab / "my_file.py").write_text(FILE + "\n# changed\n")
     assert set(same_results(from_dict(written), choose(values))) == {"source.partition", "source.model"}
     with pytest.raises(UserError, match=r"my_file\.py is not the file it was"):
-        check(one)
+        check(run)
 
 
 def test_a_config_that_is_read_executes_nothing(lab: Path) -> None:
@@ -156,11 +156,11 @@ CHOICES = {
 @pytest.mark.parametrize("annotation", CHOICES)
 def test_the_values_of_a_literal_are_a_choice(annotation: str) -> None:
     code = f"from typing import Literal\ndef mine(n_clients, labels, a: {annotation}):\n    return [[0], [1]]\n"
-    right, wrong, known = CHOICES[annotation]
+    right, wrong, message = CHOICES[annotation]
     default = quick("partition.name", "odd.py:mine", code).flat["partition.a"]
     assert default == eval(annotation.rpartition(" = ")[2])
     assert quick("partition.name", "odd.py:mine", **{"partition.a": right}).flat["partition.a"] == right
-    with pytest.raises(UserError, match=known):
+    with pytest.raises(UserError, match=message):
         build.build(quick("partition.name", "odd.py:mine", **{"partition.a": wrong}))
 
 
@@ -173,7 +173,7 @@ def test_a_partition_may_return_rows_as_tensors_or_columns(rows: str) -> None:
     """Rows are held out for validation, so the partition is called once more, for more rows."""
     more = {"partition.n_clients": 2, "data.validation": 0.1}
     ready = build.build(quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **more))
-    assert sorted(row for mine in ready.partition.rows for row in mine.tolist()) == list(range(40))
+    assert sorted(row for client_rows in ready.partition.rows for row in client_rows.tolist()) == list(range(40))
 
 
 WRONG_ROWS = {

@@ -31,13 +31,13 @@ def test_a_target_is_a_metric_and_a_bound() -> None:
         ("elbo >= -120", "test/elbo", "max", -120.0), (1.0, "test/accuracy", "max", 1.0),
         ("accuracy <= 0", "test/accuracy", "min", 0.0), ("loss <= 1e100", "test/loss", "min", 1e100),
     ):  # fmt: skip
-        found, again = target.read(text), target.plain(text)
-        assert (found.metric, found.way, found.bound) == (metric, way, bound)
+        goal, again = target.read(text), target.plain(text)
+        assert (goal.metric, goal.way, goal.bound) == (metric, way, bound)
         assert target.plain(again) == again
-        assert target.read(again) == found
-        assert found.is_met({metric: bound})
+        assert target.read(again) == goal
+        assert goal.is_met({metric: bound})
         beyond = bound + (1e-9 + abs(bound) * 1e-9) * (1 if way == "min" else -1)
-        assert not any(found.is_met(each) for each in ({metric: beyond}, {metric: None}, {}))
+        assert not any(goal.is_met(each) for each in ({metric: beyond}, {metric: None}, {}))
 
 
 def test_what_is_no_target_is_refused() -> None:

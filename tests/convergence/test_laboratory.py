@@ -105,17 +105,17 @@ def test_what_is_subtracted_are_the_squared_standard_errors_of_mean_gradients(le
         each = (a * (a @ W - b)[:, None])[rows]
         means.append(each.mean(0))
         v.append((1 / len(rows) - 1 / len(b)) * each.var(0, ddof=1).sum())
-    own, pool = (_measure(federation, which, model=model, part=part) for which in ("own", "pool"))
-    assert own.v == pytest.approx(v[:n], rel=1e-10)
+    local, pool = (_measure(federation, which, model=model, part=part) for which in ("own", "pool"))
+    assert local.v == pytest.approx(v[:n], rel=1e-10)
     assert pool.v == pytest.approx(v[n:], rel=1e-10)
     v_of_pooled = (20 / 70) ** 2 * v[3] + (50 / 70) ** 2 * v[4]
-    assert own.v_of_mean == pytest.approx(sum(v[:n]) / 9)
-    assert own.v_of_pooled == pytest.approx((60**2 * v[0] + 40**2 * v[1]) / 110**2)
+    assert local.v_of_mean == pytest.approx(sum(v[:n]) / 9)
+    assert local.v_of_pooled == pytest.approx((60**2 * v[0] + 40**2 * v[1]) / 110**2)
     assert pool.v_of_pooled == pytest.approx(v_of_pooled)
     pooled = (20 * means[3] + 50 * means[4]) / 70
     assert pool.sq_of_pooled == pytest.approx(np.square(pooled).sum() - v_of_pooled)
     shift = np.square(np.mean(means[:n], 0) - pooled).sum()
-    assert delta_sq(own, pool) == pytest.approx(shift - sum(v[:n]) / 9 - v_of_pooled)
+    assert delta_sq(local, pool) == pytest.approx(shift - sum(v[:n]) / 9 - v_of_pooled)
 
 
 def test_exact_estimates_of_identical_clients_are_not_below_zero(least_squares: Problem) -> None:
@@ -126,9 +126,9 @@ def test_exact_estimates_of_identical_clients_are_not_below_zero(least_squares: 
     assert min(m.zeta_sq for m in exact) == 0
 
 
-def _estimates(own: Moments, pool: Moments) -> list[float]:
-    noises = own.sigma_sq, own.sigma_avg_sq, pool.sigma_avg_sq
-    return [own.sq_of_mean, own.zeta_sq, *noises, delta_sq(own, pool), *mixed(own, pool, 0.3)]
+def _estimates(local: Moments, pool: Moments) -> list[float]:
+    noises = local.sigma_sq, local.sigma_avg_sq, pool.sigma_avg_sq
+    return [local.sq_of_mean, local.zeta_sq, *noises, delta_sq(local, pool), *mixed(local, pool, 0.3)]
 
 
 @pytest.mark.long
@@ -151,9 +151,9 @@ ALWAYS = {"gradient_sq", "zeta_sq", "zeta_hat_sq", "sigma_sq", "sigma_hat_sq", "
 def _commons(federation: Federation, n: int) -> Federation:
     """The first n sets are clients' own, the others the pool, of which each client trains on one."""
     sets = federation.data.clients
-    own, pool = sets[:n], sets[n:]
-    both = Clients(sets.store, [np.concatenate(rows) for rows in zip(own.rows, pool.rows, strict=True)])
-    return replace(federation, data=RunData(both, own, {}, pool))
+    local, pool = sets[:n], sets[n:]
+    both = Clients(sets.store, [np.concatenate(rows) for rows in zip(local.rows, pool.rows, strict=True)])
+    return replace(federation, data=RunData(both, local, {}, pool))
 
 
 def _laboratory(federation: Federation, p: float = 0.3, blocks: int = 2, **options: Any) -> Laboratory:
@@ -169,8 +169,8 @@ def _at(federation: Federation) -> ModelTask:
 def test_every_parameter_has_its_closed_form_on_least_squares(blocks: int, least_squares: Problem) -> None:
     problem, p = least_squares(sizes=(1, 30, 5, 6, 2, 9)), 0.3
     each = [a * (a @ W - b)[:, None] for a, b in zip(problem.a, problem.b, strict=True)]
-    own, pool, shared = each[:3], each[3:], np.concatenate(each[3:])
-    train = [np.concatenate(both) for both in zip(own, pool, strict=True)]
+    local, pool, shared = each[:3], each[3:], np.concatenate(each[3:])
+    train = [np.concatenate(both) for both in zip(local, pool, strict=True)]
 
     def zeta_sq(sets: list[np.ndarray]) -> float:
         return sq_spread(np.stack([g.mean(0) for g in sets]))
@@ -181,21 +181,21 @@ def test_every_parameter_has_its_closed_form_on_least_squares(blocks: int, least
     def smoothness(*sets: np.ndarray) -> float:
         return float(np.linalg.norm(np.concatenate(sets), 2) ** 2 / sum(map(len, sets)))
 
-    gradient = np.mean([g.mean(0) for g in own], 0)
+    gradient = np.mean([g.mean(0) for g in local], 0)
     delta_sq = np.square(gradient - shared.mean(0)).sum()
     l_max, l_pool = max(map(smoothness, problem.a[:3])), smoothness(*problem.a[3:])
     mixtures = [
         (np.concatenate([g, shared]), np.repeat([(1 - p) / len(g), p / len(shared)], [len(g), len(shared)]))
-        for g in own
+        for g in local
     ]  # a share p of the weight lies on the pool
-    lemma = (1 - p) * sigma_sq(own) + p * sq_spread(shared) + p * (1 - p) * (zeta_sq(own) + delta_sq)
+    lemma = (1 - p) * sigma_sq(local) + p * sq_spread(shared) + p * (1 - p) * (zeta_sq(local) + delta_sq)
     expected = {
         "gradient_sq": np.square(gradient).sum(),
-        "zeta_sq": zeta_sq(own), "zeta_hat_sq": zeta_sq(train),
-        "zeta_mix_sq": sq_spread(np.stack([w @ g for g, w in mixtures])), "zeta_lemma1_sq": 0.49 * zeta_sq(own),
-        "sigma_sq": sigma_sq(own), "sigma_hat_sq": sigma_sq(train),
+        "zeta_sq": zeta_sq(local), "zeta_hat_sq": zeta_sq(train),
+        "zeta_mix_sq": sq_spread(np.stack([w @ g for g, w in mixtures])), "zeta_lemma1_sq": 0.49 * zeta_sq(local),
+        "sigma_sq": sigma_sq(local), "sigma_hat_sq": sigma_sq(train),
         "sigma_mix_sq": np.mean([w @ np.square(g - w @ g).sum(1) for g, w in mixtures]), "sigma_lemma1_sq": lemma,
-        "sigma_avg_sq": sq_spread(np.concatenate(own)), "sigma_pool_sq": sq_spread(shared), "delta_sq": delta_sq,
+        "sigma_avg_sq": sq_spread(np.concatenate(local)), "sigma_pool_sq": sq_spread(shared), "delta_sq": delta_sq,
         "L_max": l_max, "L_p": max(map(smoothness, problem.a[:3], problem.a[3:])),
         "L_pool": l_pool, "L_lemma1": 0.7 * l_max + 0.3 * l_pool,
     }  # fmt: skip

@@ -167,8 +167,8 @@ def _loop(module: Classifier, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
     module = module.double().eval()
     each = []
     for j in range(len(batch[1])):
-        one = [c[j : j + 1].double() if c.is_floating_point() else c[j : j + 1] for c in batch]
-        loss = module.training_step(tuple(one), 0)
+        example = [c[j : j + 1].double() if c.is_floating_point() else c[j : j + 1] for c in batch]
+        loss = module.training_step(tuple(example), 0)
         parts = torch.autograd.grad(loss, list(module.parameters()), materialize_grads=True)
         each.append(torch.cat([part.flatten() for part in parts]))
     stacked = torch.stack(each)

@@ -162,10 +162,10 @@ def test_the_prediction_fits_all_shares_and_its_range_has_the_single_seeds() -> 
 
 def test_the_measured_ratio_counts_a_missed_target_with_all_rounds() -> None:
     curves = {0.0: [[0.0, 0.2, 0.4], [0.0, 0.1, 0.2]], 0.5: [[0.0, 0.4], [0.0, 0.2, 0.6]]}
-    one = advice.compare(curves, 0.5, 0.3)
-    assert (one["missed"], one["missed_without"]) == (0, 1)
-    assert (one["rounds"], one["rounds_without"]) == pytest.approx(((0.75 + 1.25) / 2, (1.5 + 2) / 2))
-    assert (one["least"], one["most"]) == pytest.approx((0.75 / 1.5, 1.25 / 2))
+    result = advice.compare(curves, 0.5, 0.3)
+    assert (result["missed"], result["missed_without"]) == (0, 1)
+    assert (result["rounds"], result["rounds_without"]) == pytest.approx(((0.75 + 1.25) / 2, (1.5 + 2) / 2))
+    assert (result["least"], result["most"]) == pytest.approx((0.75 / 1.5, 1.25 / 2))
     untrained = advice.compare(curves, 0.5, 0.0)
     assert [untrained[name] for name in ("measured", "least", "most", "rounds_without")] == [1, 1, 1, 0]
 

@@ -32,8 +32,8 @@ def _symmetric(eigenvalues: list[float], seed: int = 0) -> Tensor:
 
 
 def test_the_iteration_approaches_the_largest_modulus_from_below() -> None:
-    tie, one, zero = _symmetric([3, -3, 1, 0]), _symmetric([-4]), torch.zeros(4, 4, dtype=torch.float64)
-    for matrix in (_symmetric([3, 2, 1, 0.1]), _symmetric([-3, 2, 1, 0]), tie, one, zero):
+    tie, single, zero = _symmetric([3, -3, 1, 0]), _symmetric([-4]), torch.zeros(4, 4, dtype=torch.float64)
+    for matrix in (_symmetric([3, 2, 1, 0.1]), _symmetric([-3, 2, 1, 0]), tie, single, zero):
         largest = float(np.abs(np.linalg.eigvalsh(matrix.numpy())).max())
         for seed in range(5):
             start = 10 * torch.randn(len(matrix), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -46,22 +46,22 @@ def test_bytes_by_hand(compressor: TopK | QSGD, d: int, itemsize: int, nbytes: i
     reply, sent = Compression(compressor, False)(Reply({"delta": v, "a": torch.tensor(2)}), v.nbytes + 8, {}, 0)
     assert sent == nbytes + 8
     if isinstance(compressor, TopK):
-        kept = data(reply.sums["delta"]).nonzero()[:, 0]
-        assert sorted(kept.tolist()) == sorted(v.abs().argsort()[-compressor.count(d) :].tolist())
+        indices = data(reply.sums["delta"]).nonzero()[:, 0]
+        assert sorted(indices.tolist()) == sorted(v.abs().argsort()[-compressor.count(d) :].tolist())
 
 
 def test_qsgd_sends_levels_whose_mean_is_the_vector() -> None:
     """The variance of level l/s is p (1 - p)/s^2, with p the fraction above l; a zero bucket stays zero."""
     v = torch.cat([torch.randn(700, generator=generator("test")), torch.zeros(600)])
     norms = torch.tensor([v[:512].norm(), v[512:1024].norm(), 1.0]).repeat_interleave(512)[:1300].double()
-    drawn = torch.stack([QSGD(3).compress(v, seed) for seed in range(4000)]).double()
-    levels = drawn / norms * 3
+    samples = torch.stack([QSGD(3).compress(v, seed) for seed in range(4000)]).double()
+    levels = samples / norms * 3
     assert torch.allclose(levels, levels.round(), atol=1e-5)
     p = (v.abs() / norms * 3) % 1
-    errors = (drawn.mean(0) - v) / (norms * (p * (1 - p)).sqrt() / 3 / 4000**0.5).clamp(min=1e-12)
+    errors = (samples.mean(0) - v) / (norms * (p * (1 - p)).sqrt() / 3 / 4000**0.5).clamp(min=1e-12)
     assert errors[:700].abs().max() < 5
     assert 0.8 < errors[:700].square().mean() < 1.2
-    assert not drawn[:, 700:].any()
+    assert not samples[:, 700:].any()
     assert (QSGD(16).compress(v, 0) - v).abs().max() < norms.max() / (2**15 - 1)
 
 

@@ -48,16 +48,16 @@ def test_means_and_spreads_over_clients() -> None:
         ("loss", [1.0, 2.0, 3.0], [2, 1, 1], (2.0, 1.75, 3.0)),
         ("accuracy", [0.5, float("nan")], [4, 0], (0.5, 0.5, 0.5)),  # who has no rows counts nowhere
     ):
-        found = spread(metric, values, sizes)
+        result = spread(metric, values, sizes)
         std = pstdev([v for v, n in zip(values, sizes, strict=True) if n])
-        assert (found["mean"], found["weighted_mean"], found["std"]) == pytest.approx((mean, weighted, std))
-        assert found["worst_decile"] == pytest.approx(worst)
+        assert (result["mean"], result["weighted_mean"], result["std"]) == pytest.approx((mean, weighted, std))
+        assert result["worst_decile"] == pytest.approx(worst)
     for bad, n in (([0.5, float("nan")], [1, 1]), ([float("nan")], [0]), ([1e308], [0])):
         assert all(np.isnan(value) for value in spread("loss", bad, n).values())
 
 
-def held(**fields: Any) -> Assembled:
-    """A federation whose client i has i + 1 test rows of its own, client 2 none."""
+def prepare(**fields: Any) -> Assembled:
+    """Return a federation whose client i has i + 1 test rows, and client 2 none."""
     ready = assemble.assemble(build.build(experiment("smoke", values={**FIELDS, **fields})))
     rows = [np.arange(7 * i, 7 * i + i + 1) for i in range(6)]
     rows[2] = rows[2][:0]
@@ -71,15 +71,15 @@ def end(ready: Assembled) -> Standing:
 
 @pytest.mark.parametrize("algorithm", ["ditto", "fedper"])
 def test_each_models_metrics_on_each_clients_own_test_rows_are_those_of_the_plain_loop(algorithm: str) -> None:
-    ready = held(algorithm=algorithm, **{"federation.participation": 0.5})
+    ready = prepare(algorithm=algorithm, **{"federation.participation": 0.5})
     now, tests = end(ready), ready.data.tests
     assert tests is not None
     each, numbers = evaluate.of_clients(ready, ready.executor(), now)
     assert each["n"] == [1, 2, 0, 4, 5, 6]
     module = ready.executor().worker.work.module  # pyright: ignore[reportAttributeAccessIssue]
     models: dict[str, list[Flat]] = {} if algorithm == "fedper" else {"": [now.model] * 6}
-    own = (personal_evaluation.personal_model(ready.algorithm, now, i, keep_buffers=False) for i in range(6))
-    models["personal/"] = [model for model, _ in own]
+    personal = (personal_evaluation.personal_model(ready.algorithm, now, i, keep_buffers=False) for i in range(6))
+    models["personal/"] = [model for model, _ in personal]
     assert {name.rpartition("/")[0] for name in each} == {name.rstrip("/") for name in models} | {""}
     for prefix, of_clients in models.items():
         values = []
@@ -106,12 +106,12 @@ def test_rounds_between_evaluations_have_a_line_without_accuracies(tmp_path: Pat
     """And what is there is what a run says that evaluates in every round."""
     some = played(tmp_path / "some", algorithm="ditto", target=0.1, evaluate__every=2)
     every = played(tmp_path / "every", algorithm="ditto", target=0.1)
-    due, found, of_all = {0, 2, 4, 5}, read_rounds(some.folder), read_rounds(every.folder)
-    assert [line["round"] for line in found] == list(range(6))
+    due, records, of_all = {0, 2, 4, 5}, read_rounds(some.folder), read_rounds(every.folder)
+    assert [line["round"] for line in records] == list(range(6))
     judged = ("test/", "validation/", "clients/", "personal/")
-    for line, whole in zip(found, of_all, strict=True):
-        kept = {name: value for name, value in whole.items() if not name.startswith(judged)}
-        assert line == (whole if line["round"] in due else kept)
+    for line, whole in zip(records, of_all, strict=True):
+        others = {name: value for name, value in whole.items() if not name.startswith(judged)}
+        assert line == (whole if line["round"] in due else others)
     for name in ("last_accuracy", "validation_accuracy", "personal/train_accuracy_mean", "rounds"):
         assert some.summary[name] == every.summary[name]
     seen = [r for r in sorted(due - {0}) if of_all[r]["test/accuracy"] >= 0.1]
@@ -119,15 +119,15 @@ def test_rounds_between_evaluations_have_a_line_without_accuracies(tmp_path: Pat
     frame = load_clients(some.folder)
     assert frame["round"].unique().tolist() == sorted(due)
     last = frame.query("round == 5")
-    assert found[5]["personal/train_accuracy_mean"] == pytest.approx(last["personal/train_accuracy"].mean())
-    assert found[5]["clients/train_accuracy_std"] == pytest.approx(last["train_accuracy"].std(ddof=0))
+    assert records[5]["personal/train_accuracy_mean"] == pytest.approx(last["personal/train_accuracy"].mean())
+    assert records[5]["clients/train_accuracy_std"] == pytest.approx(last["train_accuracy"].std(ddof=0))
     again = tmp_path / "again"  # with memory in files, and as if it had been killed within a line of round 4
     shutil.copytree(some.folder, again)
     (again / "summary.json").unlink()
     for name in ("rounds.jsonl", "clients.jsonl"):
-        kept = (again / name).read_text().splitlines(keepends=True)
-        (again / name).write_text("".join(kept[:4]) + kept[4][:9])
-    assert load_runs(again)["validation_accuracy"].tolist() == [found[2]["validation/accuracy"]]
+        lines = (again / name).read_text().splitlines(keepends=True)
+        (again / name).write_text("".join(lines[:4]) + lines[4][:9])
+    assert load_runs(again)["validation_accuracy"].tolist() == [records[2]["validation/accuracy"]]
     played(again, algorithm="ditto", target=0.1, evaluate__every=2, federation__memory_mb=1e-3)
     assert list((again / "memory").glob("*.safetensors"))
     for name in ("clients.jsonl", "rounds.jsonl"):
@@ -149,11 +149,11 @@ def test_a_method_without_a_server_model_has_none_in_its_summary(tmp_path: Path)
 
 def test_a_clients_own_model_is_taken_out_of_a_run(tmp_path: Path) -> None:
     result = played(tmp_path / "run", algorithm="fedper")
-    own = build.build(result.experiment).client_data.clients
-    for client, found in enumerate(read_clients(result.folder)[-1]["personal/train_loss"]):
+    clients = build.build(result.experiment).client_data.clients
+    for client, loss in enumerate(read_clients(result.folder)[-1]["personal/train_loss"]):
         with torch.no_grad():
-            logits = result.personal(client)(own[client].x)
-        assert F.cross_entropy(logits, own[client].y).item() == pytest.approx(found, rel=1e-5)
+            logits = result.personal(client)(clients[client].x)
+        assert F.cross_entropy(logits, clients[client].y).item() == pytest.approx(loss, rel=1e-5)
     with pytest.raises(UserError, match=r"client must lie in \[0, 5\]"):
         result.personal(6)
 

@@ -35,15 +35,15 @@ def _changed(federation: Federation, change: Callable[[Any], object]) -> Federat
     """Return the federation with a change of its module."""
 
     def module() -> LightningModule:
-        one = federation.module()
-        change(one)
-        return one
+        net = federation.module()
+        change(net)
+        return net
 
     return replace(federation, module=module)
 
 
 def _with_optimizer(federation: Federation, make: Callable[[Any], torch.optim.Optimizer]) -> Federation:
-    return _changed(federation, lambda one: setattr(one, "configure_optimizers", lambda: make(one.parameters())))
+    return _changed(federation, lambda net: setattr(net, "configure_optimizers", lambda: make(net.parameters())))
 
 
 def _batches(local: LocalSGD, federation: Federation, rows: ClientData, seed: int = 5) -> list[list[int]]:
@@ -70,7 +70,7 @@ HALF = {"bf16": torch.bfloat16, "fp16-mixed": torch.float16}
 def test_equals_the_obvious_loop_bit_for_bit(loop: LocalSGD, frozen: str) -> None:
     federation, seed = digits(dropout=0.3, momentum=0.9), 5
     if frozen:
-        federation = _changed(federation, lambda one: one.get_parameter(frozen).requires_grad_(False))
+        federation = _changed(federation, lambda net: net.get_parameter(frozen).requires_grad_(False))
     rows, module, losses = federation.data.clients[3], federation.module(), []
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(named.values(), lr=0.1, momentum=0.9)
@@ -130,8 +130,8 @@ def test_batches_are_a_new_order_in_every_epoch(n: int, drop_last: bool, batches
     for seed in (0, 1):
         seen = _batches(LocalSGD(2, 5, drop_last=drop_last), digits(), _rows(n), seed)
         assert list(map(len, seen)) == batches * 2
-        for one in (seen[: len(batches)], seen[len(batches) :]):
-            order = [number for batch in one for number in batch]
+        for epoch_batches in (seen[: len(batches)], seen[len(batches) :]):
+            order = [number for batch in epoch_batches for number in batch]
             assert len(set(order)) == len(order) == sum(batches)
             epochs.add(tuple(order))
     assert len(epochs) == 4 or n == 3
@@ -180,7 +180,7 @@ def test_onednn_and_tf32_hold_in_steps_alone(onednn: bool, precision: str) -> No
     work, gpus = federation.work(), attrgetter("cuda.matmul", "cudnn.conv", "cudnn.rnn")(torch.backends)
 
     def now() -> tuple[bool, set[str]]:
-        return bool(torch.backends.mkldnn.enabled), {of.fp32_precision for of in gpus}
+        return bool(torch.backends.mkldnn.enabled), {gpu.fp32_precision for gpu in gpus}
 
     def watched(batch: tuple[Tensor, ...], step: int) -> Any:
         loss: Any = work.module.training_step(batch, step)
@@ -193,8 +193,8 @@ def test_onednn_and_tf32_hold_in_steps_alone(onednn: bool, precision: str) -> No
             before = now()
             LocalSGD(1, 20, onednn=onednn, precision=precision).run(work, federation.model, _rows(40), 3, loss=watched)
             assert now() == before
-    assert [one for one, _ in seen] == [onednn] * 8
-    assert [of == {"tf32"} for _, of in seen] == [precision == "tf32"] * 8
+    assert [enabled for enabled, _ in seen] == [onednn] * 8
+    assert [precisions == {"tf32"} for _, precisions in seen] == [precision == "tf32"] * 8
 
 
 def test_a_step_that_overflows_is_left_out_and_every_client_begins_its_scale_anew() -> None:
@@ -205,9 +205,9 @@ def test_a_step_that_overflows_is_left_out_and_every_client_begins_its_scale_ane
         calls.append(step)
         return work.module.training_step(batch, step) * (float("inf") if step == 1 else 1.0)  # pyright: ignore
 
-    found = work.local(federation.model, data, 0, loss=loss)
-    first = found.model.buffer.clone()
-    assert (calls, found.metrics["steps"]) == ([0, 1, 2, 3], 3)
+    result = work.local(federation.model, data, 0, loss=loss)
+    first = result.model.buffer.clone()
+    assert (calls, result.metrics["steps"]) == ([0, 1, 2, 3], 3)
     assert first.isfinite().all()
     work.local(federation.model, federation.data.clients[2], 0)
     assert torch.equal(work.local(federation.model, data, 0, loss=loss).model.buffer, first)

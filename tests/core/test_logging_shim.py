@@ -90,11 +90,11 @@ LOGGED: dict[str, tuple[Callable[[Any, Tensor, Tensor], Any], dict[str, float]]]
 def test_numbers_of_a_validation_step_are_means_over_examples(how: str) -> None:
     """Accuracy is that of the logits where the step has none."""
     judge, expected = LOGGED[how]
-    found = judged(Module(judge))
+    metrics = judged(Module(judge))
     if "some" in how:  # the others are judged as without a validation step
-        assert 0 < found["test/loss"] < 1
-        found = {name: value for name, value in found.items() if name != "test/loss"}
-    assert found == pytest.approx({f"test/{name}": value for name, value in expected.items()}, abs=1e-6)
+        assert 0 < metrics["test/loss"] < 1
+        metrics = {name: value for name, value in metrics.items() if name != "test/loss"}
+    assert metrics == pytest.approx({f"test/{name}": value for name, value in expected.items()}, abs=1e-6)
 
 
 def test_accuracy_and_loss_are_those_of_the_logits_where_a_module_has_logits_and_no_step() -> None:
@@ -129,20 +129,20 @@ class WithMetrics(Module):
 
 
 def whole() -> dict[str, float]:
-    """What the objects of ``WithMetrics`` say when they see the whole set at once."""
+    """Compute the metrics of ``WithMetrics`` from the whole set at once."""
     module = WithMetrics()
     module.log, module.log_dict = (lambda *_: None), (lambda *_: None)  # pyright: ignore[reportAttributeAccessIssue]
     module.look(SET.x, SET.y)
-    one = {name: float(getattr(module, name).compute()) for name in ("f1", "auc", "largest", "pearson")}
+    single = {name: float(getattr(module, name).compute()) for name in ("f1", "auc", "largest", "pearson")}
     many = {name: float(value) for name, value in module.many.compute().items()}
-    return {**one, **many}
+    return {**single, **many}
 
 
 @pytest.mark.parametrize(("chunk", "workers"), [(1000, 1), (170, 3)])
 def test_torchmetrics_objects_cover_the_whole_set_whatever_its_chunks_and_workers(chunk: int, workers: int) -> None:
-    found = judged(WithMetrics(), chunk=chunk, workers=workers)
+    metrics = judged(WithMetrics(), chunk=chunk, workers=workers)
     wanted = {f"test/{name}": value for name, value in whole().items()}
-    assert found == pytest.approx({"test/accuracy": 1.0, **wanted}, abs=1e-6)
+    assert metrics == pytest.approx({"test/accuracy": 1.0, **wanted}, abs=1e-6)
     chunks = zip(SET.x.split(1000), SET.y.split(1000), strict=True)
     by_chunk = [BinaryF1Score()(WithMetrics.scores(x), y) for x, y in chunks]
     assert abs(float(by_chunk[0] * 1000 + by_chunk[1] * 300) / 1300 - wanted["test/f1"]) > 0.01  # no mean of chunks

@@ -80,8 +80,8 @@ def test_every_client_begins_its_scheduler_anew_times_the_rounds_factor(form: st
         now = factor if factor == 1 else factor / round
         work.begin(round, ROWS)
         for _ in range(2):  # two trainings in a round
-            found = work.local(work.initial, ROWS, 0)
-            assert float(found.model.buffer) == pytest.approx(-0.5 * now * sum(rates), rel=1e-12)
+            result = work.local(work.initial, ROWS, 0)
+            assert float(result.model.buffer) == pytest.approx(-0.5 * now * sum(rates), rel=1e-12)
             assert work.clock.global_step == 6 * (round - 1) + 5
     assert float(work.local(work.initial, ROWS, 0, lr=0.125).model.buffer) == -6 * 0.125  # then it has no say
     if form == "an optimizer":
@@ -97,13 +97,13 @@ def test_accumulated_batches_are_one_large_batch(accumulate: int, batch_size: in
     federation = digits(linear=True, sizes=(5, 33))
     loops = [LocalSGD(2, batch_size, accumulate=accumulate), LocalSGD(2, accumulate * batch_size)]
     works = [federation.training(replace(loop, precision=precision)).work() for loop in loops]
-    one, other = (work.local(federation.model, federation.data.clients[1], 5) for work in works)
+    first, other = (work.local(federation.model, federation.data.clients[1], 5) for work in works)
     moved = (other.model.buffer - federation.model.buffer).norm()
-    distance = (one.model.buffer - other.model.buffer).norm()
+    distance = (first.model.buffer - other.model.buffer).norm()
     tolerance = 1e-6 if precision == "fp32" else 0.01
     assert distance < tolerance * moved
-    assert {loop.steps_for(33, None) for loop in loops} == {one.metrics["steps"]} == {other.metrics["steps"]}
-    assert float(one.metrics["loss"]) == pytest.approx(float(other.metrics["loss"]), rel=10 * tolerance)
+    assert {loop.steps_for(33, None) for loop in loops} == {first.metrics["steps"]} == {other.metrics["steps"]}
+    assert float(first.metrics["loss"]) == pytest.approx(float(other.metrics["loss"]), rel=10 * tolerance)
 
 
 def test_clipping_bounds_the_losses_gradient_and_not_a_methods_correction() -> None:
@@ -114,8 +114,8 @@ def test_clipping_bounds_the_losses_gradient_and_not_a_methods_correction() -> N
     for now, _ in federation.run(SCAFFOLD(), federation.plan(4)):
         g = problem.gradients(before)
         expected = g * np.minimum(1, clip / (np.linalg.norm(g, axis=1, keepdims=True) + 1e-6))
-        held = np.stack([(now.memory.get(i) or {})["control"].buffer.numpy() for i in range(4)])  # pyright: ignore
-        assert np.allclose(held, expected, rtol=0, atol=1e-12)
+        controls = np.stack([(now.memory.get(i) or {})["control"].buffer.numpy() for i in range(4)])  # pyright: ignore
+        assert np.allclose(controls, expected, rtol=0, atol=1e-12)
         before = now.model.buffer.numpy()
 
 
@@ -140,18 +140,18 @@ def test_the_plain_step_has_the_bits_of_the_optimizers() -> None:
 
 
 def test_steps_that_a_schedule_or_a_class_wraps_are_taken_as_they_are() -> None:
-    taken = []
+    calls = []
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)  # torch wraps a class's step when it makes the first one
 
     class Counted(torch.optim.SGD):
         @functools.wraps(torch.optim.SGD.step)
         def step(self, *args: Any, **options: Any) -> None:
-            taken.append("class")
+            calls.append("class")
 
-    optimizer.step = lambda *args: taken.append("instance")  # pyright: ignore[reportAttributeAccessIssue]
+    optimizer.step = lambda *args: calls.append("instance")  # pyright: ignore[reportAttributeAccessIssue]
     plain_step(Counted([torch.zeros(1)], lr=0.1))()
     plain_step(optimizer)()
-    assert taken == ["class", "instance"]
+    assert calls == ["class", "instance"]
 
 
 class Scheduled(LightningModule):
@@ -217,9 +217,9 @@ def test_evaluation_and_the_server_read_the_end_of_a_round_and_other_jobs_none(f
         return module.trainer.round, module.current_epoch, module.global_step
 
     executor, store = federation.serial(FedAvg()), federation.data.sets["test"]
-    found = evaluate(executor, ModelTask(federation.model, round=4, step=6), {"test": 21})
+    metrics = evaluate(executor, ModelTask(federation.model, round=4, step=6), {"test": 21})
     assert notes(executor) == [(4, 12, 24)]
-    assert found == {"test/epoch": 12.0, "test/accuracy": pytest.approx(found["test/accuracy"])}
+    assert metrics == {"test/epoch": 12.0, "test/accuracy": pytest.approx(metrics["test/accuracy"])}
     assert executor.map(read, ModelTask(federation.model), [0]) == [(0, 0, 0)]
     method = FedDM(server_epochs=2, server_batch=8, server_lr=0.1, server_momentum=0.0, project=False)
     task = ServerTask(method, {"model": federation.model, "images": store.x, "labels": store.y}, 3)
@@ -229,12 +229,12 @@ def test_evaluation_and_the_server_read_the_end_of_a_round_and_other_jobs_none(f
 
 def test_the_steps_of_a_round_are_those_that_are_made(federation: Federation) -> None:
     """With equal work, an own share of the examples, and full batches only."""
-    for n, own, drop_last in ((10, None, True), (7, 3.0, False), (7, 3.0, True), (3, None, True), (9, 9.0, False)):
+    for n, n_own, drop_last in ((10, None, True), (7, 3.0, False), (7, 3.0, True), (3, None, True), (9, 9.0, False)):
         loop = replace(LOOP, epochs=5, drop_last=drop_last)
-        data = replace(federation.data.clients[1], n_own=own)
+        data = replace(federation.data.clients[1], n_own=n_own)
         work = federation.training(loop).work()
         work.local(work.initial, replace(data, x=data.x[:n], y=data.y[:n]), 0)
-        assert loop.steps_for(n, own) == len(work.module.notes)  # pyright: ignore
+        assert loop.steps_for(n, n_own) == len(work.module.notes)  # pyright: ignore
 
 
 FULL = 1000  # a batch size above every client's number of examples
@@ -243,8 +243,8 @@ FULL = 1000  # a batch size above every client's number of examples
 def test_the_factors_in_closed_form() -> None:
     assert [constant(r, warmup=3) for r in (1, 2, 3, 4, 50)] == [0.25, 0.5, 0.75, 1, 1]
     assert [step(r, every=2, gamma=0.1) for r in (1, 2, 3, 4, 5)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
-    found = [cosine(r, 40, least=0.2) for r in range(1, 41)]
-    assert found == pytest.approx([0.6 + 0.4 * cos(pi * r / 40) for r in range(40)])
+    factors = [cosine(r, 40, least=0.2) for r in range(1, 41)]
+    assert factors == pytest.approx([0.6 + 0.4 * cos(pi * r / 40) for r in range(40)])
     assert cosine(3, 40, warmup=9) == pytest.approx(0.3 * cosine(3, 40))
 
 

@@ -96,8 +96,8 @@ def test_a_norm_overflows_only_where_a_value_does(dtype: torch.dtype) -> None:
 
 
 def test_the_largest_reply_stands_out_above_100_times_the_median_of_the_others() -> None:
-    found = rejections.largest(4, {2: 1.0, 0: 5.0, 3: 5.0, 1: 3.0})
-    assert found == Largest(4, 0, 5.0, 3.0)  # of equal ones the first client
+    largest = rejections.largest(4, {2: 1.0, 0: 5.0, 3: 5.0, 1: 3.0})
+    assert largest == Largest(4, 0, 5.0, 3.0)  # of equal ones the first client
     assert [Largest(1, 0, size, 1.0).stands_out for size in (100.0, 100.1)] == [False, True]
     assert rejections.largest(1, {7: 0.1}) == Largest(1, 7, 0.1, None)
     assert Largest(1, 7, 0.1, None).stands_out
@@ -138,15 +138,15 @@ def test_a_client_above_max_norm_is_as_if_it_had_not_been_there(least_squares: P
 
 
 def test_rejections_are_counted_with_their_first_reasons_and_reported() -> None:
-    one = rejections.count_rejections({}, {2: "its weight is nan"})
-    more = rejections.count_rejections(one, {2: "another"})
+    first = rejections.count_rejections({}, {2: "its weight is nan"})
+    more = rejections.count_rejections(first, {2: "another"})
     many = rejections.count_rejections(more, {i: "why" for i in (9, 7, 1, 0)})
     message = rejections.rejection_summary(rejections.records(many))
     assert message.startswith("6 replies of 5 clients were")
     assert "(client 0: why; client 1: why; client 2: its weight is nan; and 2 more)" in message
-    assert rejections.rejection_summary(rejections.records(one)).startswith("1 reply was")
+    assert rejections.rejection_summary(rejections.records(first)).startswith("1 reply was")
     assert rejections.read(json.loads(json.dumps(rejections.records(many)))) == many
-    assert one == {2: Rejected(1, "its weight is nan")}  # as it was
+    assert first == {2: Rejected(1, "its weight is nan")}  # as it was
 
 
 @pytest.mark.long
@@ -158,20 +158,20 @@ def test_a_run_and_a_footnote_report_rejected_replies(tmp_path: Path, sweeps: Ca
 
     table1, reported = sweeps("table1"), list[str]()
     options = ["--preset=smoke", "--alphas=0.1", "--settings=real", "--algorithms=fedavg", "--wandb=off"]
-    given = table1.arguments([*options, f"--out={tmp_path}"])
-    (cell,) = table1.grid(given)
+    arguments = table1.arguments([*options, f"--out={tmp_path}"])
+    (cell,) = table1.grid(arguments)
     summary = experiment.run(bounded, tmp_path / cell.name, say=reported.append)
-    (found,) = summary["rejected"]
+    (record,) = summary["rejected"]
     lines = [json.loads(line) for line in (tmp_path / cell.name / "rounds.jsonl").read_text().splitlines()]
-    assert found["client"] == 0
+    assert record["client"] == 0
     assert [line.get("rejected_clients") for line in lines] == [None, *[[0]] * 4]
-    assert found["replies"] == sum(line.get("rejected", 0) for line in lines) == 4
-    note = f"4 replies of 1 client were rejected (client 0: {found['why']})"
+    assert record["replies"] == sum(line.get("rejected", 0) for line in lines) == 4
+    note = f"4 replies of 1 client were rejected (client 0: {record['why']})"
     assert len(reported) == 2
-    assert found["why"] in reported[0]
+    assert record["why"] in reported[0]
     assert reported[0].startswith("round 1: 1 reply")
     assert reported[1].startswith(note)
-    table = of_table1.contents([cell], grid.finished([cell], tmp_path), given).write("table1", given, tmp_path)
+    table = of_table1.contents([cell], grid.finished([cell], tmp_path), arguments).write("table1", arguments, tmp_path)
     assert table.count(note) == 1
     assert (tmp_path / "table1.md").read_text().count(f"{cell.name}: {note}") == 1
     assert tables.rejected_notes(pd.DataFrame([{"run": "quiet"}])) == []

@@ -68,7 +68,7 @@ class Net(LightningModule):
     ) -> None:
         super().__init__()
         layers = [nn.Linear(64, 8), nn.BatchNorm1d(8) if norm else nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 10)]
-        self.layers, self.made, self.change = nn.Sequential(nn.Flatten(), *layers), optimizer, CHANGES.get(change)
+        self.layers, self.create, self.change = nn.Sequential(nn.Flatten(), *layers), optimizer, CHANGES.get(change)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x.float() / 255)
@@ -81,18 +81,18 @@ class Net(LightningModule):
         return self.change(self, loss, batch_idx) if self.change else loss
 
     def configure_optimizers(self) -> Any:
-        return (self.made or (lambda p: torch.optim.SGD(p, 0.1)))(self.parameters())
+        return (self.create or (lambda p: torch.optim.SGD(p, 0.1)))(self.parameters())
 
 
 def clients_of(module: Callable[[], LightningModule], sizes: Sequence[int], loop: LocalSGD) -> Federation:
-    """Clients of these sizes whose module begins with the same weights in every process."""
+    """Return clients of these sizes whose module has the same initial weights in every process."""
     set_default_generator(0, "weights")
     weights = module().state_dict()
 
     def make() -> LightningModule:
-        one = module()
-        one.load_state_dict(weights)
-        return one
+        net = module()
+        net.load_state_dict(weights)
+        return net
 
     return replace(digits(sizes=sizes, method=FedAvg()), module=make).training(loop)
 
@@ -118,8 +118,8 @@ def require_same_bits(federation: Federation, algorithm: Algorithm) -> list[int]
     """See that two rounds by graphs have the bits of those without; return the operations of each recording."""
     there = federation.training(replace(federation.loop, graphs=True)).on(GPU)
     with pretend_graphs() as recorded, PretendGPU() as gpu:
-        found = bits(two_rounds(algorithm, there, gpu))
-    assert found == bits(two_rounds(algorithm, federation))
+        result = bits(two_rounds(algorithm, there, gpu))
+    assert result == bits(two_rounds(algorithm, federation))
     return recorded
 
 
@@ -196,11 +196,11 @@ def test_what_a_client_logs_is_the_mean_over_its_steps(how: dict[str, bool]) -> 
     right, expected = federation.run(FedProx(), plan)[-1]
     there = federation.training(replace(LOCAL, **how))
     with pretend_graphs() as recorded, PretendGPU(), watched_training() as trained:
-        end, found = (there.on(GPU) if "graphs" in how else there).run(FedProx(), plan)[-1]
+        end, facts = (there.on(GPU) if "graphs" in how else there).run(FedProx(), plan)[-1]
     assert (bool(recorded), trained.called) == ("graphs" in how, "batched" in how)
     logged = [name for name in expected if name.startswith("train/")]
     assert {"train/right", "train/number", "train/loss", "train/steps"} <= set(logged)
-    assert {name: found[name] for name in logged} == pytest.approx({n: expected[n] for n in logged}, rel=1e-5)
+    assert {name: facts[name] for name in logged} == pytest.approx({n: expected[n] for n in logged}, rel=1e-5)
     assert torch.allclose(end.model.buffer, right.model.buffer, rtol=0, atol=1e-5)
 
 
@@ -248,8 +248,8 @@ def test_a_module_that_batching_or_graphs_cannot_take_says_why_and_stays_unchang
     for flaw, why in ((vmap_clients.flaw, of_batched), (cuda_graphs.flaw, of_graphs)):
         work, data = federation.work(), federation.data.clients[0]
         before = [t.clone() for t in (work.params.buffer, *work.module.buffers())]
-        found = flaw(work, (data.x[:2], data.y[:2]))
-        assert found is None if why is None else re.search(why, found or "")
+        reason = flaw(work, (data.x[:2], data.y[:2]))
+        assert reason is None if why is None else re.search(why, reason or "")
         after = (work.params.buffer, *work.module.buffers())
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
         assert {"right", "number"} <= work.local(work.snapshot(), data, 0).metrics.keys()  # it logs as before

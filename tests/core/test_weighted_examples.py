@@ -40,15 +40,15 @@ def test_closed_forms_with_weights() -> None:
     per_sample = [(w * (a @ W - b))[:, None] * a for a, b, w in zip(problem.a, problem.b, scaled, strict=True)]
     means = np.stack([g.sum(0) / n for g, n in zip(per_sample, sizes, strict=True)])
     federation = _weighted(problem.federation(0.1), weights)
-    at, found = model_at_w(federation), _measure(federation)
-    assert found.zeta_sq == pytest.approx(sq_spread(means), rel=1e-12, abs=1e-12)
-    assert found.sigma_sq == pytest.approx(np.mean([sq_spread(g) for g in per_sample]), rel=1e-12)
+    at, moments = model_at_w(federation), _measure(federation)
+    assert moments.zeta_sq == pytest.approx(sq_spread(means), rel=1e-12, abs=1e-12)
+    assert moments.sigma_sq == pytest.approx(np.mean([sq_spread(g) for g in per_sample]), rel=1e-12)
     shares = totals / totals.sum()  # of all weight, not of all rows
-    assert found.sizes.tolist() == totals.tolist()
+    assert moments.sizes.tolist() == totals.tolist()
     factor = shares * sum(sizes) / np.array(sizes)  # weights of mean 1 over all examples, not over each client's
     together = np.concatenate([f * g for f, g in zip(factor, per_sample, strict=True)])
-    assert found.sigma_avg_sq == pytest.approx(sq_spread(together), rel=1e-12)
-    assert found.pooled.numpy() == pytest.approx(shares @ means, rel=1e-12)
+    assert moments.sigma_avg_sq == pytest.approx(sq_spread(together), rel=1e-12)
+    assert moments.pooled.numpy() == pytest.approx(shares @ means, rel=1e-12)
     for client, mean in zip(federation.data.clients, means, strict=True):
         of_loop = federation.training(LocalSGD(1, 3)).work().gradient(at, client).buffer  # in batches, the last smaller
         assert np.allclose(of_loop, mean, rtol=0, atol=1e-12)
@@ -81,10 +81,10 @@ def test_a_part_of_the_data_has_the_weights_of_its_examples() -> None:
     client = federation.data.clients[0]
     for number in (None, 0, 3):
         part, rows = Part(32, number, 7), Part(32, number, 7).rows("own", 0, n)
-        found = part.select("own", 0, client)
-        assert found.weight is not None
-        assert found.weight.tolist() == np.float32(rows / np.arange(n).mean()).tolist()  # of mean 1 over all examples
-        assert torch.equal(found.x, client.x[rows])
+        sample = part.select("own", 0, client)
+        assert sample.weight is not None
+        assert sample.weight.tolist() == np.float32(rows / np.arange(n).mean()).tolist()  # of mean 1 over all examples
+        assert torch.equal(sample.x, client.x[rows])
     parts = [_measure(federation, part=Part(n, k, 7)).mean for k in range(PARTS)]
     whole = _measure(federation).mean
     assert torch.allclose(torch.stack(parts).mean(0), whole, rtol=1e-12)  # equal parts, disjoint, of all

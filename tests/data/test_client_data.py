@@ -73,9 +73,9 @@ def test_a_client_is_a_group_that_has_rows_or_several(name: str) -> None:
     for seed in range(20):
         joined = deal(seed, join=3)
         assert sorted(np.concatenate(joined).tolist()) == list(range(7))
-        held = [set(groups[rows]) for rows in joined]
-        assert sum(map(len, held)) == len(set(groups)) == 4  # no group is cut
-        assert sorted(map(len, held)) == [1, 1, 2]
+        group_sets = [set(groups[rows]) for rows in joined]
+        assert sum(map(len, group_sets)) == len(set(groups)) == 4  # no group is cut
+        assert sorted(map(len, group_sets)) == [1, 1, 2]
     assert len({str(deal(seed, join=2)) for seed in range(20)}) > 1
     with pytest.raises(UserError, match=r"partition\.join .*4, got 5"):
         deal(join=5)
@@ -109,8 +109,8 @@ def by_chance(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
 @pytest.mark.long
 def test_a_partition_by_the_rows_of_a_file_is_refused_where_rows_have_moved() -> None:
     def prepared(partition: str, **fields: Any) -> spec.RunSpec:
-        own = {"data.name": f"{__file__}:Marked", "partition.name": f"{__file__}:{partition}", "model.name": "linear"}
-        return build.build(choose({**own, **fields}))
+        base = {"data.name": f"{__file__}:Marked", "partition.name": f"{__file__}:{partition}", "model.name": "linear"}
+        return build.build(choose({**base, **fields}))
 
     splits, limited, whole = {}, {"data.validation": 0.0, "data.limit": 210}, {"data.validation": 0.0}
     for moves in (splits, limited):
@@ -169,10 +169,10 @@ def test_a_client_gets_copies_of_the_rows_that_are_its_own() -> None:
 
 
 def dataset(n: int = 100, groups: Any = None, test_groups: Any = None) -> Dataset:
-    """Example j is the number j; a test example is the number -j."""
+    """Return a data set whose example j is the number j, and whose test example j is the number -j."""
 
-    def part(values: torch.Tensor, of: Any) -> Examples:
-        return Examples(values[:, None], values.abs() % 3, groups=None if of is None else torch.tensor(of))
+    def part(values: torch.Tensor, group: Any) -> Examples:
+        return Examples(values[:, None], values.abs() % 3, groups=None if group is None else torch.tensor(group))
 
     none, tests = part(torch.arange(0), None), 30 if test_groups is None else len(test_groups)
     origin = Origin(np.arange(n), n)
@@ -187,45 +187,45 @@ def test_of_each_client_a_share_is_its_own_and_no_client_has_it_twice(share: flo
     data = dataset()
     for seed in range(30):
         order = np.random.default_rng(seed).permutation(100)
-        dealt = Partitioned.from_rows(
+        partition = Partitioned.from_rows(
             [order[:2], order[2:30], order[30:33], order[40:]], data.train.y.numpy(), 3
         )  # 7 rows of no client
-        left, train, tests = client_test_sets.hold_out(dealt, data, share, seed)
-        for client, rows in enumerate(dealt.rows):
-            kept, own = train.x[left.rows[client], 0].tolist(), tests[client].x[:, 0].tolist()
-            assert sorted(kept + own) == sorted(rows.tolist())
-            assert kept == [j for j in rows.tolist() if j not in own]  # in the partition's order
-            assert len(own) == max(1, int(share * len(rows)))
-            assert np.asarray(left.class_counts)[client].sum() == len(kept)
+        remaining, train, tests = client_test_sets.hold_out(partition, data, share, seed)
+        for client, rows in enumerate(partition.rows):
+            train_rows, test_rows = train.x[remaining.rows[client], 0].tolist(), tests[client].x[:, 0].tolist()
+            assert sorted(train_rows + test_rows) == sorted(rows.tolist())
+            assert train_rows == [j for j in rows.tolist() if j not in test_rows]  # in the partition's order
+            assert len(test_rows) == max(1, int(share * len(rows)))
+            assert np.asarray(remaining.class_counts)[client].sum() == len(train_rows)
         assert len(train) == 100 - sum(tests.sizes)
         assert not set(train.x[:, 0].tolist()) & set(tests.store.x[:, 0].tolist())
 
 
 def test_the_draw_is_keyed_by_the_seed_and_uniform_over_a_clients_rows() -> None:
-    data, dealt = dataset(), Partitioned([np.arange(40), np.arange(40, 100)], None)
-    own = [client_test_sets.hold_out(dealt, data, 0.25, seed)[2][0].x[:, 0].tolist() for seed in (*range(400), 0)]
-    assert own[0] == own[400]
-    assert len({str(rows) for rows in own}) == 400
-    times = np.bincount(np.concatenate(own[:400]), minlength=40) / 400
+    data, split = dataset(), Partitioned([np.arange(40), np.arange(40, 100)], None)
+    sets = [client_test_sets.hold_out(split, data, 0.25, seed)[2][0].x[:, 0].tolist() for seed in (*range(400), 0)]
+    assert sets[0] == sets[400]
+    assert len({str(rows) for rows in sets}) == 400
+    times = np.bincount(np.concatenate(sets[:400]), minlength=40) / 400
     assert np.abs(times - 0.25).max() < 4.5 * (0.25 * 0.75 / 400) ** 0.5
     data = dataset(groups=[0] * 50 + [1] * 49 + [7])
-    dealt = Partitioned([np.arange(50), np.arange(50, 99), np.array([99])], None)
+    split = Partitioned([np.arange(50), np.arange(50, 99), np.array([99])], None)
     with pytest.raises(UserError, match="client 2 has one; 1 of 3"):
-        client_test_sets.hold_out(dealt, data, 0.1, 0)
+        client_test_sets.hold_out(split, data, 0.1, 0)
 
 
 def test_where_clients_are_groups_the_test_rows_of_their_groups_are_theirs() -> None:
     groups, test_groups = np.arange(100) % 4, np.arange(30) % 5
     data = dataset(groups=groups, test_groups=test_groups)
-    dealt = Partitioned([np.flatnonzero(np.isin(groups, some)) for some in ([0, 3], [1], [2])], None)
-    tests = client_test_sets.of_groups(dealt, data)
+    partition = Partitioned([np.flatnonzero(np.isin(groups, some)) for some in ([0, 3], [1], [2])], None)
+    tests = client_test_sets.of_groups(partition, data)
     assert tests is not None
     assert tests.store is data.test  # no example is held twice
     for client, some in enumerate(([0, 3], [1], [2])):
         assert tests[client].x[:, 0].neg().tolist() == np.flatnonzero(np.isin(test_groups, some)).tolist()
     cut = Partitioned([np.arange(10), np.arange(10, 100)], None)
     assert client_test_sets.of_groups(cut, data) is None  # a group is two clients'
-    assert client_test_sets.of_groups(dealt, dataset(groups=groups)) is None
+    assert client_test_sets.of_groups(partition, dataset(groups=groups)) is None
 
 
 def assembled(**fields: Any) -> assemble.Assembled:
@@ -265,9 +265,9 @@ def test_noise_turns_and_colours_are_those_of_their_clients() -> None:
     for client in range(4):
         expected = torch.rot90(clients.store.x[0], client + 1, (1, 2))
         assert turned[2 * client] == pytest.approx(expected, abs=1e-4)
-    one, other = (shift_features(clients, "colour", 0.5, 0, part).x for part in ("train", "test"))
-    assert torch.equal(one, other)
-    factors = (one / clients.store.x)[:, :, 1, 1]
+    first, other = (shift_features(clients, "colour", 0.5, 0, part).x for part in ("train", "test"))
+    assert torch.equal(first, other)
+    factors = (first / clients.store.x)[:, :, 1, 1]
     assert torch.allclose(factors[::2], factors[1::2])
     assert ((factors - 1).abs().amax(1) <= torch.tensor([0.125, 0.25, 0.375, 0.5]).repeat_interleave(2)).all()
     assert len({tuple(row.tolist()) for row in factors}) == 4
@@ -278,8 +278,8 @@ def test_pixels_stay_pixels_and_a_run_holds_shifted_ones() -> None:
     plain = assembled()
     assert ready.data.real.store.x.dtype == torch.uint8
     for name in ("real", "tests"):
-        mine, other = getattr(ready.data, name), getattr(plain.data, name)
-        apart = [(a.x.float() - b.x.float()).abs().mean().item() for a, b in zip(mine, other, strict=True)]
+        shifted, other = getattr(ready.data, name), getattr(plain.data, name)
+        apart = [(a.x.float() - b.x.float()).abs().mean().item() for a, b in zip(shifted, other, strict=True)]
         assert apart == sorted(apart)
         assert apart[0] > 10
     with pytest.raises(UserError, match=r"partition\.shift rotation .*\(C, H, W\)"):

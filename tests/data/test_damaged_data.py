@@ -104,7 +104,7 @@ def test_what_is_no_file_of_the_data_set_is_not_read(make: Callable[[Path], obje
         (tmp_path / folder).mkdir()
         make(tmp_path / folder / first)
         messages.append(refused(Data(name=name, dir=str(tmp_path))))
-    assert all("is damaged" in one or "is not there" in one for one in messages)
+    assert all("is damaged" in text or "is not there" in text for text in messages)
     if make is ODD["a sparse file of a terabyte"]:
         assert "train-images-idx3-ubyte has 1,099,511,627,776 bytes" in messages[0]
 

@@ -95,22 +95,22 @@ def test_public_images_belong_to_no_other_part_and_move_no_image_of_another_part
 
 def test_with_split_random_the_seed_draws_test_and_validation_images() -> None:
     config = experiment("smoke", "digits", {"data.split": "random", "data.limit": None})
-    zero, again, one = (dataset_of(override(config, {"seed": seed})) for seed in (0, 0, 1))
-    assert zero.digest == again.digest != one.digest
-    for dataset in (zero, one):
+    zero, again, other = (dataset_of(override(config, {"seed": seed})) for seed in (0, 0, 1))
+    assert zero.digest == again.digest != other.digest
+    for dataset in (zero, other):
         assert [len(part) for part in parts(dataset)] == [len(part) for part in parts(DIGITS)]
         every, shared = (sorted(chain(*map(images, parts(each)))) for each in (dataset, DIGITS))
         assert every == shared
-    assert len({*images(zero.test)} & {*images(one.test)}) < 120  # a fifth of 359, were the draws independent
+    assert len({*images(zero.test)} & {*images(other.test)}) < 120  # a fifth of 359, were the draws independent
     assert {build(override(config, {"data.split": "fixed", "seed": seed})).dataset.digest for seed in (0, 1)} == {
         dataset_of(override(config, {"data.split": "fixed"})).digest
     }
-    assert build(override(config, {"seed": 1})).dataset.digest == one.digest
+    assert build(override(config, {"seed": 1})).dataset.digest == other.digest
     x, y = torch.arange(100)[:, None], torch.arange(100) % 2
     for returned, is_drawn in (((x, y), True), (((x, y), (x + 100, y)), False)):
-        mine = [datasets.load("mine", lambda returned=returned: returned, split_seed=seed) for seed in (0, 1)]
-        assert mine[0].test.x.equal(mine[1].test.x) == (not is_drawn)
-        assert not mine[0].validation.x.equal(mine[1].validation.x)
+        sets = [datasets.load("mine", lambda returned=returned: returned, split_seed=seed) for seed in (0, 1)]
+        assert sets[0].test.x.equal(sets[1].test.x) == (not is_drawn)
+        assert not sets[0].validation.x.equal(sets[1].validation.x)
 
 
 def test_a_limit_keeps_that_many_training_images_and_smaller_limits_a_part_of_them() -> None:
@@ -183,16 +183,16 @@ def test_real_data_sets_have_their_published_shapes_counts_and_statistics(
 
 
 def flip_and_crop_one_by_one(x: Tensor, generator: torch.Generator, padding: int) -> Tensor:
-    """The same draws, then one image at a time: pad, crop, mirror."""
+    """Pad, crop and mirror one image at a time, with the same draws."""
     b, c, h, w = x.shape
     flip = torch.rand(b, generator=generator) < 0.5
-    top = torch.randint(2 * padding + 1, (b, 1), generator=generator)
-    left = torch.randint(2 * padding + 1, (b, 1), generator=generator)
+    row = torch.randint(2 * padding + 1, (b, 1), generator=generator)
+    column = torch.randint(2 * padding + 1, (b, 1), generator=generator)
     result = torch.empty_like(x)
     for i in range(b):
         padded = torch.zeros(c, h + 2 * padding, w + 2 * padding, dtype=x.dtype)
         padded[:, padding : padding + h, padding : padding + w] = x[i]
-        crop = padded[:, top[i] : top[i] + h, left[i] : left[i] + w]
+        crop = padded[:, row[i] : row[i] + h, column[i] : column[i] + w]
         result[i] = crop.flip(-1) if flip[i] else crop
     return result
 
@@ -211,7 +211,7 @@ EVERYTHING = dict(zip(SIZES, np.unravel_index(np.arange(EVERY), tuple(SIZES.valu
 SHARE = np.random.default_rng(0).permutation(EVERY)[:600]  # of all combinations
 
 
-def one(**values: int) -> Mapping[str, np.ndarray]:
+def sprite(**values: int) -> Mapping[str, np.ndarray]:
     middle = {"shape": 0, "scale": 5, "orientation": 0, "x": 16, "y": 16}
     return {name: np.array([value]) for name, value in {**middle, **values}.items()}
 
@@ -239,7 +239,7 @@ def test_each_quadrant_and_shape_is_as_frequent(images: int) -> None:
 @pytest.mark.parametrize("shape", range(3))
 def test_a_sprite_is_whole_and_has_its_place(shape: int) -> None:
     for orientation, scale in product((0, 7, 30), (0, 5)):
-        x = render(one(shape=shape, scale=scale, orientation=orientation, x=31, y=0), 64)[0] / 255
+        x = render(sprite(shape=shape, scale=scale, orientation=orientation, x=31, y=0), 64)[0] / 255
         assert x.sum() / 64**2 == pytest.approx((sprites.SIZE * (5 + scale) / 10) ** 2, rel=0.03)
         place = [np.average((np.arange(64) + 0.5) / 64, weights=x.sum(axis)) for axis in (1, 0)]
         assert place == pytest.approx([sprites.MARGIN, 1 - sprites.MARGIN], abs=0.003)
@@ -255,9 +255,9 @@ def test_drawn_sprites_are_a_data_set_for_twelve_clients() -> None:
     train = prepared.dataset.train
     assert (train.factors["shape"] == train.y).all()
     assert len(prepared.dataset.test) == 24
-    zero, one = (sprites.procedural_sprites(8, 240, seed) for seed in (0, 1))
-    assert not zero.test.x.equal(one.test.x)
-    every = [sorted(images(each.train) + images(each.test)) for each in (zero, one)]
+    zero, other = (sprites.procedural_sprites(8, 240, seed) for seed in (0, 1))
+    assert not zero.test.x.equal(other.test.x)
+    every = [sorted(images(each.train) + images(each.test)) for each in (zero, other)]
     assert every[0] == every[1] == sorted(chain(*map(images, parts(prepared.dataset))))
 
 

@@ -28,10 +28,10 @@ def test_labels_that_are_no_classes_are_read() -> None:
         (np.stack([REAL, -REAL], 1), (2,), torch.float32), (np.arange(N) / 1, (), torch.float32),
         (None, (), torch.int64),
     ):  # fmt: skip
-        found, _ = user_data.read("mine", (X, y))
-        for part in (found.train, found.test):
+        result, _ = user_data.read("mine", (X, y))
+        for part in (result.train, result.test):
             assert (part.y.shape[1:], part.y.dtype) == (shape, dtype)
-        assert found.n_classes is None
+        assert result.n_classes is None
 
 
 def test_the_regressors_loss_is_the_mean_squared_error_weighted_by_examples() -> None:
@@ -114,16 +114,16 @@ def test_a_hugging_face_set_is_taken_with_its_groups() -> None:
     images = np.random.default_rng(0).integers(0, 256, (N, 8, 8), dtype=np.uint8)
     features = hugging_face.Features({"image": hugging_face.Image(), "label": hugging_face.ClassLabel(num_classes=3)})
     rows = {"image": [Image.fromarray(image) for image in images], "label": [i % 3 for i in range(N)]}
-    made = hugging_face.Dataset.from_dict(rows, features=features)
-    found, _ = user_data.read("mine", hugging_face.DatasetDict({"train": made, "test": made}))
-    assert torch.equal(found.train.x[:, 0], torch.from_numpy(images))
-    assert (found.n_classes, found.train.y.tolist()) == (3, rows["label"])
-    named = made.add_column("group", [f"writer {i % 4}" for i in range(N)])
-    found, origin = user_data.read("mine", named)
-    assert found.train.groups is not None
-    assert found.train.groups.tolist() == (origin.rows % 4).tolist()
+    dataset = hugging_face.Dataset.from_dict(rows, features=features)
+    result, _ = user_data.read("mine", hugging_face.DatasetDict({"train": dataset, "test": dataset}))
+    assert torch.equal(result.train.x[:, 0], torch.from_numpy(images))
+    assert (result.n_classes, result.train.y.tolist()) == (3, rows["label"])
+    named = dataset.add_column("group", [f"writer {i % 4}" for i in range(N)])
+    result, origin = user_data.read("mine", named)
+    assert result.train.groups is not None
+    assert result.train.groups.tolist() == (origin.rows % 4).tolist()
     texts = hugging_face.Dataset.from_dict({"ids": [[1] * (1 + i % 3) for i in range(N)], "label": rows["label"]})
-    found, _ = user_data.read("mine", {"x": {"ids": texts["ids"]}, "y": texts["label"], "pad": 0})
-    assert found.inputs == (("ids", (3,)),)
+    result, _ = user_data.read("mine", {"x": {"ids": texts["ids"]}, "y": texts["label"], "pad": 0})
+    assert result.inputs == (("ids", (3,)),)
     with pytest.raises(UserError, match="sets named train and test"):
-        user_data.read("mine", hugging_face.DatasetDict({"train": made, "validation": made}))
+        user_data.read("mine", hugging_face.DatasetDict({"train": dataset, "validation": dataset}))

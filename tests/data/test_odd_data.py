@@ -71,7 +71,7 @@ def both(x: Any = X, y: Any = Y, **more: Any) -> SimpleNamespace:
     return SimpleNamespace(train=(x, y), test=(x, y), **more)
 
 
-TAKEN: dict[str, tuple[Any, np.ndarray]] = {
+ACCEPTED: dict[str, tuple[Any, np.ndarray]] = {
     "big endian": ((X.astype(">f8"), Y.astype(">i4")), X),
     "negative strides": ((X[::-1], Y[::-1]), X),
     "what cannot be written to": (both(np.frombuffer(X.tobytes()).reshape(N, 4), np.frombuffer(Y.tobytes(), int)), X),
@@ -103,7 +103,7 @@ def forms(y: np.ndarray) -> Iterator[tuple[str, Any]]:
         yield "train alone, as load_dataset returns", DatasetDict({"train": its})
 
 
-@pytest.mark.parametrize(("returned", "expected"), TAKEN.values(), ids=TAKEN)
+@pytest.mark.parametrize(("returned", "expected"), ACCEPTED.values(), ids=ACCEPTED)
 def test_what_can_be_read_is_read_as_it_is(returned: Any, expected: np.ndarray) -> None:
     result = user_data.read("mine", returned)[0]
     expected = expected.astype({"f": np.float32, "i": np.int64, "u": np.uint8}[expected.dtype.kind])
@@ -166,10 +166,10 @@ def test_random_rows_are_noticed_and_drawn_once() -> None:
 
 def test_constants_count_in_a_dict_an_object_and_on_the_sets_of_a_pair() -> None:
     constants = {"n_classes": 7, "mean": 5.0, "std": 2.0}
-    one = Mixture(*[lambda: 0.0] * N, x=2 * X + 5)
-    vars(one).update(constants)
+    mixture = Mixture(*[lambda: 0.0] * N, x=2 * X + 5)
+    vars(mixture).update(constants)
     whole = SimpleNamespace(train=(2 * X + 5, Y), test=(2 * X + 5, Y), **constants)
-    for returned in ({"x": 2 * X + 5, "y": Y, **constants}, {**vars(whole)}, whole, one, (one, one)):
+    for returned in ({"x": 2 * X + 5, "y": Y, **constants}, {**vars(whole)}, whole, mixture, (mixture, mixture)):
         result = user_data.read("mine", returned)[0]
         assert (result.n_classes, result.computed) == (7, ())
         rows, plain = (set(map(tuple, x.round(3))) for x in (result.train.x.numpy(), X.astype("f4")))
@@ -178,7 +178,7 @@ def test_constants_count_in_a_dict_an_object_and_on_the_sets_of_a_pair() -> None
     assert (stated.n_classes, stated.train.y.dtype, origin.notes) == (3, torch.int64, ())
     assert ["labels are floats" in note for note in user_data.read("mine", (X, Y.astype(float)))[1].notes] == [True]
     with pytest.raises(UserError, match=r"data\.augment must be false"):
-        datasets.load("mine", lambda: one, augment=True)
+        datasets.load("mine", lambda: mixture, augment=True)
 
 
 @pytest.mark.parametrize(("x", "expected"), [(X, [[5.0], [2.0]]), ((X * 9).astype("u1").reshape(N, 1, 2, 2), None)])
@@ -262,7 +262,7 @@ class Turned:
         return (4 * i + 9 * noise).clamp(0, 255).to(torch.uint8), i % 3
 
 
-class Drawn:
+class RandomRows:
     def __init__(self, seed: int, n: int = 50) -> None:
         draws = np.random.RandomState(seed)  # it takes seeds below 2^32 only
         x, y = draws.standard_normal((n, 5)), draws.randint(0, 3, n)
@@ -323,13 +323,13 @@ def test_constants_that_are_equal_but_written_differently_do_not_share_a_data_se
 
 @pytest.mark.long
 def test_a_seed_without_a_default_is_passed_and_the_same_in_all_runs_and_one_with_a_default_is_a_constant() -> None:
-    assert set(registry.constants("data", f"{__file__}:Drawn")) == {"n"}
-    configs = [choose({"data.name": f"{__file__}:Drawn", "seed": seed, **TWO}) for seed in (0, 1)]
+    assert set(registry.constants("data", f"{__file__}:RandomRows")) == {"n"}
+    configs = [choose({"data.name": f"{__file__}:RandomRows", "seed": seed, **TWO}) for seed in (0, 1)]
     assert not any("data.seed" in config.flat for config in configs)
     assert len({build.build(config).dataset.digest for config in configs}) == 1
     assert choose({"data.name": f"{__file__}:with_a_default"}).flat["data.seed"] == 3
-    one, other = (load(choose({"data.name": f"{__file__}:with_a_default", "data.seed": s}).data) for s in (3, 4))
-    assert one.digest != other.digest
+    first, other = (load(choose({"data.name": f"{__file__}:with_a_default", "data.seed": s}).data) for s in (3, 4))
+    assert first.digest != other.digest
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.bool])

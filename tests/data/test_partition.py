@@ -111,8 +111,8 @@ def test_sizes_follow_their_law() -> None:
     sizes = [len(rows) for rows in deal("quantity", 0, np.zeros(29_300, int), 1, law="power", power=1.0).rows]
     assert sizes == pytest.approx([10_000 / (i + 1) for i in range(10)], rel=2e-3)
     k, n, alpha, seeds = 10, 10_000, 0.5, range(400)
-    drawn = [deal("quantity", seed, np.zeros(n, int), 1, alpha=alpha).rows for seed in seeds]
-    shares = np.array([[len(rows) / n for rows in one] for one in drawn])
+    partitions = [deal("quantity", seed, np.zeros(n, int), 1, alpha=alpha).rows for seed in seeds]
+    shares = np.array([[len(rows) / n for rows in clients] for clients in partitions])
     variance = (k - 1) / (k**2 * (k * alpha + 1))  # of Dir(alpha)
     assert shares.mean(0) == pytest.approx(np.full(k, 1 / k), abs=4 * (variance / 400) ** 0.5)
     assert shares.var(0).mean() == pytest.approx(variance, rel=0.1)
@@ -208,29 +208,29 @@ def test_plain_sizes_spend_every_class_and_are_less_than_one_image_off_the_drawn
 
 @NO_WARNING
 def test_feddyns_clients_hold_few_classes_when_alpha_is_small_and_the_classes_unequal() -> None:
-    class_sizes, held = np.array([0, 300, 30, 3, 1, 150, 75, 500, 40, 101]), []
+    class_sizes, means = np.array([0, 300, 30, 3, 1, 150, 75, 500, 40, 101]), []
     for seed in range(20):
         sizes = sizes_by_priors(class_sizes, 7, 0.0001, np.random.default_rng(seed))
         assert np.array_equal(sizes.sum(1), class_sizes)
         assert set(sizes.sum(0)) == {171, 172}  # 1,200 images to 7 clients
-        held.append((sizes > 0).sum(0).mean())
-    assert np.mean(held) < 4  # a client that fell back to a uniform draw where its prior underflows would hold 5.3
+        means.append((sizes > 0).sum(0).mean())
+    assert np.mean(means) < 4  # a client that fell back to a uniform draw where its prior underflows would hold 5.3
 
 
 def redrawn(class_sizes: np.ndarray, totals: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """What ``sizes_by_priors`` draws, as Acar et al. (2021) say it: full clients and exhausted classes are redrawn."""
+    """Draw sizes as Acar et al. (2021) describe it: full clients and exhausted classes are redrawn."""
     priors = rng.dirichlet([alpha] * len(class_sizes), len(totals)).cumsum(1).tolist()
-    left, room = class_sizes.copy(), totals.copy()
-    sizes = np.zeros((len(left), len(room)), dtype=np.int64)
+    remaining, room = class_sizes.copy(), totals.copy()
+    sizes = np.zeros((len(remaining), len(room)), dtype=np.int64)
     while room.any():
         client = rng.integers(len(room))
         if room[client] == 0:
             continue
         c = bisect_left(priors[client], rng.random())
-        while left[c] == 0:
+        while remaining[c] == 0:
             c = bisect_left(priors[client], rng.random())
         sizes[c, client] += 1
-        left[c] -= 1
+        remaining[c] -= 1
         room[client] -= 1
     return sizes
 
@@ -272,7 +272,7 @@ def test_priors_follow_the_dirichlet_law_of_classes_and_not_of_clients() -> None
     s = np.array([sizes_by_all_priors(np.array([n, n]), 2, 1.0, rng)[:, 0] for _ in range(draws)]) / n
     for power, mean in ((1, 1 / 2), (2, 1 - np.log(2))):
         assert np.abs((s**power).mean(0) - mean).max() < 4 * (s**power).std() / np.sqrt(draws)
-    assert np.cov(s, rowvar=False).tolist()[0][1] < -0.03  # of classes that were dealt one by one: 0
+    assert np.cov(s, rowvar=False).tolist()[0][1] < -0.03  # of classes that are assigned one by one: 0
 
 
 @pytest.mark.parametrize("name", ["dirichlet_plain", "dirichlet_clients_all"])
@@ -300,8 +300,8 @@ def deal_small(name: str, seed: int = 0, n_clients: int = N_CLASSES, **constants
     values = {n: value for n, value in {**SMALL, **constants}.items() if n in has}
     fields = {f"partition.{n}": value for n, value in values.items()}
     recipe = choose({"partition.name": name, "partition.n_clients": n_clients, **fields}).partition
-    own = {"groups": GROUPS, "factors": {"camera": GROUPS // 2}, "n_clients": recipe.n_clients}
-    return load_data.partition_rows(recipe.name, recipe.constants, LABELS, N_CLASSES, seed, **own)
+    options = {"groups": GROUPS, "factors": {"camera": GROUPS // 2}, "n_clients": recipe.n_clients}
+    return load_data.partition_rows(recipe.name, recipe.constants, LABELS, N_CLASSES, seed, **options)
 
 
 @every_partition

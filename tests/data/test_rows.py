@@ -19,7 +19,7 @@ from fedcommons.data import user_data
 from fedcommons.runs.build import build
 from lightning_modules.classifier import IGNORED
 
-MINE = """
+USER_FILE = """
 import numpy as np
 import torch
 from pytorch_lightning import LightningModule
@@ -133,7 +133,7 @@ ROWS = {
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.py").write_text(USER_FILE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -147,10 +147,10 @@ def asked(data: Any, model: Any, **values: Any) -> Any:
     return experiment("smoke", values={**fields, **values})
 
 
-def each_loss(module: Any, of: Examples) -> list[Tensor]:
+def each_loss(module: Any, examples: Examples) -> list[Tensor]:
     """Return the loss of each example, computed one example at a time and from its labelled positions alone."""
     losses = []
-    for x, y in zip(of.x, of.y, strict=True):
+    for x, y in zip(examples.x, examples.y, strict=True):
         if module.inputs:
             parts = x.split([int(np.prod(shape)) for _, shape in module.inputs])
             named = {n: p.view(1, *shape) for (n, shape), p in zip(module.inputs, parts, strict=True)}
@@ -172,9 +172,9 @@ def slow(config: Any) -> tuple[Mapping[str, Tensor], float]:
     for _ in range(2):
         models = []
         for rows in spec.partition.rows:
-            own = deepcopy(module)
-            torch.stack(each_loss(own, spec.train[rows])).mean().backward()
-            models.append({n: p.detach() - 0.5 * p.grad for n, p in own.named_parameters() if p.grad is not None})
+            local = deepcopy(module)
+            torch.stack(each_loss(local, spec.train[rows])).mean().backward()
+            models.append({n: p.detach() - 0.5 * p.grad for n, p in local.named_parameters() if p.grad is not None})
         module.load_state_dict({n: (models[0][n] + models[1][n]) / 2 for n in models[0]}, strict=False)
     with torch.no_grad():
         return dict(module.named_parameters()), float(torch.stack(each_loss(module, spec.dataset.test)).mean())
@@ -198,7 +198,7 @@ def test_two_clients_train_on_all_kinds_of_rows_as_a_slow_loop_does(data: str, m
 @pytest.mark.parametrize("data", ROWS)
 def test_rows_passed_from_python_are_read_as_those_of_a_function(data: str) -> None:
     values: dict[str, Any] = {}
-    exec(MINE, values)
+    exec(USER_FILE, values)
     rows = values[data]()
     passed = live_objects.objects[asked(rows, "linear").data.name].component()
     a, b = (user_data.read("mine", returned)[0] for returned in (rows, passed))

@@ -23,7 +23,7 @@ Sets = tuple[tuple[np.ndarray, np.ndarray], ...]
 """Images (n, H, W, C) or (n, H, W), and classes (n,), of the training and the test set."""
 
 
-def drawn(shape: tuple[int, ...], first: int = 0) -> Sets:
+def draw_images(shape: tuple[int, ...], first: int = 0) -> Sets:
     """Return 30 training and 10 test images, whose classes are first, ..., first + 9."""
     return tuple((DRAWS.integers(0, 256, (n, *shape), np.uint8), np.arange(n) % 10 + first) for n in (30, 10))
 
@@ -33,7 +33,7 @@ def _sum(path: Path) -> str:
 
 
 def svhn(root: Path, patch: pytest.MonkeyPatch) -> Sets:
-    sets = drawn((32, 32, 3))
+    sets = draw_images((32, 32, 3))
     for which, (x, y) in zip(("train", "test"), sets, strict=True):
         savemat(path := root / f"{which}_32x32.mat", {"X": x.transpose(1, 2, 3, 0), "y": np.where(y, y, 10)[:, None]})
         patch.setitem(datasets.SVHN.split_list, which, ["", path.name, _sum(path)])
@@ -41,7 +41,7 @@ def svhn(root: Path, patch: pytest.MonkeyPatch) -> Sets:
 
 
 def stl10(root: Path, patch: pytest.MonkeyPatch) -> Sets:
-    sets, folder = drawn((96, 96, 3)), root / "stl10_binary"
+    sets, folder = draw_images((96, 96, 3)), root / "stl10_binary"
     folder.mkdir()
     for which, (x, y) in zip(("train", "test"), sets, strict=True):
         (folder / f"{which}_X.bin").write_bytes(x.transpose(0, 3, 2, 1).tobytes())
@@ -55,7 +55,7 @@ def stl10(root: Path, patch: pytest.MonkeyPatch) -> Sets:
 
 
 def gtsrb(root: Path, patch: pytest.MonkeyPatch) -> Sets:
-    (sets, base), rows = (drawn((20, 20, 3)), root / "gtsrb"), []
+    (sets, base), rows = (draw_images((20, 20, 3)), root / "gtsrb"), []
     for which, (x, y) in zip(("GTSRB/Training", "GTSRB/Final_Test/Images"), sets, strict=True):
         for i, (image, label) in enumerate(zip(x, y, strict=True)):
             path = base / which / (f"{label:05}/{i:05}.ppm" if "Training" in which else f"{i:05}.ppm")
@@ -72,7 +72,7 @@ def gtsrb(root: Path, patch: pytest.MonkeyPatch) -> Sets:
 
 
 def flowers102(root: Path, patch: pytest.MonkeyPatch) -> Sets:
-    sets, base = drawn((20, 20, 3)), root / "flowers-102"
+    sets, base = draw_images((20, 20, 3)), root / "flowers-102"
     (base / "jpg").mkdir(parents=True)
     for i, image in enumerate(np.concatenate([x for x, _ in sets])):
         Image.fromarray(image).save(base / f"jpg/image_{i + 1:05}.jpg", format="png")  # compressed without loss
@@ -85,7 +85,7 @@ def flowers102(root: Path, patch: pytest.MonkeyPatch) -> Sets:
 
 def idx_files(kind: str, prefix: str = "", first: int = 0) -> Callable[[Path, pytest.MonkeyPatch], Sets]:
     def write(root: Path, patch: pytest.MonkeyPatch) -> Sets:
-        sets, folder = drawn((28, 28), first), root / kind / "raw"
+        sets, folder = draw_images((28, 28), first), root / kind / "raw"
         folder.mkdir(parents=True)
         for which, (x, y) in zip(("train", "test"), sets, strict=True):
             for what, array in (("images", x), ("labels", y)):

@@ -117,9 +117,9 @@ def test_attacks_send_what_the_papers_say(least_squares: Problem) -> None:
     federation = least_squares(sizes=[8] * 10).federation(0.1).training(LocalSGD(5, FULL))
     zero, clients = np.zeros(3), [2, 3, 7]
     u = np.stack([descended(least_squares(sizes=[8] * 10), i, zero, zero, 0, 0.1, 5) for i in range(10)])
-    honest, own = u[[i for i in range(10) if i not in clients]].sum(0), u[clients]
+    honest, bad = u[[i for i in range(10) if i not in clients]].sum(0), u[clients]
     z = NormalDist().inv_cdf((10 - 3 - (6 - 3)) / (10 - 3))  # s = floor(n/2 + 1) - m supporters
-    sent = {"sign_flip": -2 * own.sum(0), "alie": 3 * (own.mean(0) - 2 * z * own.std(0)), "label_flip": 2 * own.sum(0)}
+    sent = {"sign_flip": -2 * bad.sum(0), "alie": 3 * (bad.mean(0) - 2 * z * bad.std(0)), "label_flip": 2 * bad.sum(0)}
     for name, false in sent.items():
         plan = plan_with(federation.plan(1), "mean", Attack(name, frozenset(clients), 2.0))
         ((now, _),) = federation.run(FedAvg(), plan)
@@ -183,8 +183,8 @@ def test_data_attacks_change_rows_of_byzantine_clients_only(tmp_path: Path) -> N
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert all(0 <= line["attack/success"] <= 1 for line in lines)
     attack, test = build(config).plan.attack, clean.dataset.test
-    shown = attack.triggered(clean.dataset) if attack else None
-    assert shown is not None
-    assert shown.y.tolist() == [7] * int((test.y != 7).sum())
-    assert torch.equal(shown.x[..., :-3], test.x[test.y != 7][..., :-3])
-    assert (shown.x[..., -3:, -3:] == white).all()
+    examples = attack.triggered(clean.dataset) if attack else None
+    assert examples is not None
+    assert examples.y.tolist() == [7] * int((test.y != 7).sum())
+    assert torch.equal(examples.x[..., :-3], test.x[test.y != 7][..., :-3])
+    assert (examples.x[..., -3:, -3:] == white).all()

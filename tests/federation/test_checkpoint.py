@@ -37,7 +37,7 @@ def standing_of(round: int) -> Standing:
     return Standing(round, state, ClientMemory(memory), Traffic(2**40 + round, 2, 3))
 
 
-def require_same(found: Standing | None, right: Standing) -> None:
+def require_same(actual: Standing | None, right: Standing) -> None:
     """Compare everything in a checkpoint bit by bit."""
 
     def plain(standing: Standing) -> list[Any]:
@@ -49,8 +49,8 @@ def require_same(found: Standing | None, right: Standing) -> None:
         }
         return [standing.round, standing.traffic, [*payloads], numbers]
 
-    assert found is not None
-    assert plain(found) == plain(right)
+    assert actual is not None
+    assert plain(actual) == plain(right)
 
 
 def test_the_last_two_checkpoints_are_kept_and_read_as_they_were_written(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: Callable[[Pat
 
 
 def with_checksum(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts with their right checksum."""
-    own = {name: fact for name, fact in facts.items() if name not in ("sha256", "facts_sha256")}
-    return {**facts, "facts_sha256": checksum_of(own)}
+    """Return the facts with their right checksum."""
+    content = {name: fact for name, fact in facts.items() if name not in ("sha256", "facts_sha256")}
+    return {**facts, "facts_sha256": checksum_of(content)}
 
 
 GONE = "(removed)"
@@ -163,8 +163,8 @@ OF_ANOTHER = {"*/*.safetensors*": "is of a run with other fields, data, code", "
 def test_files_of_another_run_are_passed_over(files: str, runs: Path, unfinished: Path) -> None:
     for path in unfinished.glob(files):
         shutil.copy(runs / "seed" / path.relative_to(unfinished), path)
-    said = require_resumed(config_of(runs), unfinished, runs / "whole", 0)
-    assert said.count(OF_ANOTHER[files] or "skipped") == 2 * bool(OF_ANOTHER[files])
+    messages = require_resumed(config_of(runs), unfinished, runs / "whole", 0)
+    assert messages.count(OF_ANOTHER[files] or "skipped") == 2 * bool(OF_ANOTHER[files])
 
 
 @pytest.mark.long

@@ -91,8 +91,8 @@ def test_a_checkpoint_names_files_and_removes_those_that_nothing_names(tmp_path:
         assert back is not None
         assert _values(back.memory) == _values(memory)
         assert list(back.memory) == list(memory)  # who goes to a file next is the same
-    kept = sorted((tmp_path / "checkpoints").glob("*.json"))
-    named = {name for path in kept for name in json.loads(path.read_text())["files"].values()}
+    files = sorted((tmp_path / "checkpoints").glob("*.json"))
+    named = {name for path in files for name in json.loads(path.read_text())["files"].values()}
     assert {path.name for path in (tmp_path / "memory").glob("*.safetensors")} == named
     assert len(named) <= 4
     (tmp_path / "memory" / memory.in_files[0]).write_bytes(b"")  # a damaged one gives way to the one before
@@ -144,9 +144,9 @@ def federation() -> Federation:
 def _trained(federation: Federation, client: int, start: Standing, number: int) -> Flat:
     """Return the statistics with which ``client`` ends round ``number``, without the engine."""
     work = federation.work()
-    kept = start.memory.get(client, {}).get(BUFFERS, start.buffers)
-    assert isinstance(kept, Flat)
-    work.load_buffers(kept if len(kept) else work.initial_buffers)
+    statistics = start.memory.get(client, {}).get(BUFFERS, start.buffers)
+    assert isinstance(statistics, Flat)
+    work.load_buffers(statistics if len(statistics) else work.initial_buffers)
     seed = seed_for(0, "client", number, client)
     LOCAL.run(work, start.model, federation.data.clients[client], seed)
     return work.buffers
@@ -177,11 +177,11 @@ def test_local_statistics_are_not_sent_and_reach_the_same_client(federation: Fed
     now = federation.start(algorithm, plan)
     model = data(federation.model).nbytes
     for after, facts in (rounds := federation.run(algorithm, plan)):
-        drawn = participants(5, 0.4, 0, after.round)
-        for client in drawn:
+        clients = participants(5, 0.4, 0, after.round)
+        for client in clients:
             ended = _trained(federation, client, now, after.round).buffer
             assert torch.equal(flat(after.memory[client], BUFFERS).buffer, ended)
-        for client in set(now.memory) - set(drawn):
+        for client in set(now.memory) - set(clients):
             assert after.memory[client] is now.memory[client]
         assert facts["comm/up_bytes"] == facts["comm/down_bytes"] == 2 * model
         assert len(after.buffers) == 0
@@ -209,7 +209,7 @@ def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federa
         for layer in work.module.modules():
             layer.train(isinstance(layer, nn.BatchNorm2d))
 
-    found = [evaluate(executor, ModelTask(end.model, b), {"test": 100})["test/loss"] for b in (end.buffers, None)]
-    assert found[0] == pytest.approx(loss(lambda work: work.load_buffers(end.buffers)), rel=1e-5)
-    assert found[1] == pytest.approx(loss(train_norms), rel=1e-5)
-    assert found[0] != pytest.approx(found[1], rel=1e-3)
+    losses = [evaluate(executor, ModelTask(end.model, b), {"test": 100})["test/loss"] for b in (end.buffers, None)]
+    assert losses[0] == pytest.approx(loss(lambda work: work.load_buffers(end.buffers)), rel=1e-5)
+    assert losses[1] == pytest.approx(loss(train_norms), rel=1e-5)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-3)

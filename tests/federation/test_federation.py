@@ -66,8 +66,8 @@ def test_participants_are_floor_n_c_sorted_different_and_keyed(n: int, share: fl
         assert len(joined) == expected
         assert joined == sorted(set(joined) & set(range(n)))
         assert all(type(i) is int for i in joined)  # they become keys of checkpoints
-    drawn = {tuple(participants(100, 0.1, seed, number)) for seed in (0, 1) for number in (1, 2, 3, 1)}
-    assert len(drawn) == 6
+    samples = {tuple(participants(100, 0.1, seed, number)) for seed in (0, 1) for number in (1, 2, 3, 1)}
+    assert len(samples) == 6
 
 
 def test_participants_are_uniform_over_rounds() -> None:
@@ -111,7 +111,7 @@ def test_clients_have_a_seed_of_their_own_in_every_round_and_the_server_sees_no_
     federation, algorithm = least_squares().federation(0.1), _Wayward()
     for run in (0, 1):
         federation.run(algorithm, federation.plan(3, seed=run))
-    seeds = {one for one in algorithm.seen if isinstance(one, int)}
+    seeds = {seed for seed in algorithm.seen if isinstance(seed, int)}
     assert len(seeds) == algorithm.seen.count(None) == len(algorithm.seen) / 2 == 2 * 3 * 4
 
 
@@ -123,9 +123,9 @@ def test_a_client_knows_its_number_only_if_the_method_asks(knows: bool, dp: DPSG
     class Numbered(FedAvg):
         capabilities = Capabilities(knows_number=knows)
 
-        def client(self, work: Work, *given: Any, **named: Any) -> Reply:
+        def client(self, work: Work, *arguments: Any, **named: Any) -> Reply:
             power = 0 if work.number is None else 2**work.number
-            return replace(super().client(work, *given, **named), metrics={"power": power})
+            return replace(super().client(work, *arguments, **named), metrics={"power": power})
 
     federation = digits().training(LocalSGD(1, 5, dp=dp, batched=dp is None), "samples")
     executor = federation.serial(Numbered())
@@ -169,7 +169,7 @@ def test_a_bad_reply_is_rejected_counted_and_never_averaged_in(name: str, blocks
     (first, facts_1), (second, facts_2) = federation.run(algorithm, federation.plan(2, blocks=blocks))
     assert (facts_1["rejected"], facts_2["rejected"]) == (0, 1)
     assert (facts_1["clients"], facts_2["clients"]) == (4, 4)
-    assert {i: int(data(kept["round"])) for i, kept in second.memory.items()} == {0: 2, 1: 2, 2: 2, 3: 1}
+    assert {i: int(data(memory["round"])) for i, memory in second.memory.items()} == {0: 2, 1: 2, 2: 2, 3: 1}
     three = type(problem)(problem.a[:3], problem.b[:3]).federation(0.1)
     expected = three.run(algorithm, three.plan(2, blocks=1), start=first)[-1][0].model.buffer
     assert torch.equal(second.model.buffer, expected) if blocks == 1 else torch.allclose(second.model.buffer, expected)

@@ -58,7 +58,7 @@ def main(folder: Path) -> None:
     ray_cluster.connect(num_cpus=4)
     os.chdir(folder)
     Path("where.py").write_text(WHERE, encoding="utf-8")
-    found: dict[str, Any] = {"gpus": ray.cluster_resources()["GPU"]}
+    results: dict[str, Any] = {"gpus": ray.cluster_resources()["GPU"]}
     several = [{"federation.executor": "ray_actors", "federation.actors": n, "federation.gpus_per_actor": share}
                for n, share in ((3, 0.3), (2, 0.6))]  # fmt: skip
     for name, rows in (("several", several), ("single", [{"where.meet": 2}] * 2)):
@@ -68,12 +68,12 @@ def main(folder: Path) -> None:
         ]
         sweep(configs, name)
         rounds = load_rounds(name).dropna(subset="train/second")
-        found[name] = [rounds["train/second"][rounds["seed"] == seed].tolist() for seed in (0, 1)]
+        results[name] = [rounds["train/second"][rounds["seed"] == seed].tolist() for seed in (0, 1)]
     try:
         ray_cluster.require_actors(3, 0.6)
     except UserError as error:
-        found["refused"] = str(error)
-    Path("found.json").write_text(json.dumps(found), encoding="utf-8")
+        results["refused"] = str(error)
+    Path("found.json").write_text(json.dumps(results), encoding="utf-8")
 
 
 @pytest.mark.ray
@@ -86,12 +86,12 @@ def test_trials_and_actors_with_shares_that_do_not_add_to_one_each_get_one_gpu(t
             env={**ours, "RAY_TMPDIR": scratch, "CUDA_VISIBLE_DEVICES": NAMES},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["gpus"] == 2
-    assert found["several"] in ([[0], [0.5]], [[1], [0.5]])
-    assert sorted(found["single"]) == [[0], [1]]
-    assert "room for 2" in found["refused"]
-    assert "parts of two GPUs" in found["refused"]
+    results = json.loads((tmp_path / "found.json").read_text())
+    assert results["gpus"] == 2
+    assert results["several"] in ([[0], [0.5]], [[1], [0.5]])
+    assert sorted(results["single"]) == [[0], [1]]
+    assert "room for 2" in results["refused"]
+    assert "parts of two GPUs" in results["refused"]
 
 
 if __name__ == "__main__":

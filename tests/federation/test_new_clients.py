@@ -58,16 +58,16 @@ def test_changed_examples_of_new_clients_change_no_bit_of_training(fields: dict[
     assert spec.dataset.mean[0] == pytest.approx(float(spec.train.x.float().mean() / 255), rel=1e-6)
     held_out, changed = sorted(parts[2] | parts[3]), X.clone()
     changed[held_out] = 255 - changed[held_out]
-    one, other = (run(config(x, **fields), tmp_path / str(i), say=quiet) for i, x in enumerate((X, changed)))
-    assert torch.equal(flat_of(one), flat_of(other))
-    lines, others = read_rounds(one.folder), read_rounds(other.folder)
+    first, other = (run(config(x, **fields), tmp_path / str(i), say=quiet) for i, x in enumerate((X, changed)))
+    assert torch.equal(flat_of(first), flat_of(other))
+    lines, others = read_rounds(first.folder), read_rounds(other.folder)
     news = {name for name in lines[-1] if name.startswith("new/")}
-    assert news == {name for name in one.summary if name.startswith("new/")}
+    assert news == {name for name in first.summary if name.startswith("new/")}
     assert not any(name.startswith("new/") for line in lines[:-1] for name in line)
     ends = [{n: v for n, v in each[-1].items() if n not in news} for each in (lines, others)]
     assert ends[0] == ends[1]
     assert lines[:-1] == others[:-1]
-    assert all(lines[-1][f"new/{of}loss_mean"] != others[-1][f"new/{of}loss_mean"] for of in ("", "adapted_"))
+    assert all(lines[-1][f"new/{kind}loss_mean"] != others[-1][f"new/{kind}loss_mean"] for kind in ("", "adapted_"))
 
 
 def flat_of(result: Any) -> torch.Tensor:
@@ -159,5 +159,5 @@ def test_a_method_without_a_model_for_an_unknown_client_is_refused() -> None:
 
 
 def test_the_mean_and_deviation_of_the_remaining_clients_do_not_depend_on_a_shift() -> None:
-    plain, shifted = (build.build(one).dataset for one in (config(), config(partition__shift="noise")))
+    plain, shifted = (build.build(c).dataset for c in (config(), config(partition__shift="noise")))
     assert (plain.mean, plain.std) == (shifted.mean, shifted.std)

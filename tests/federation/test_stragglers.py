@@ -105,12 +105,12 @@ def end(federation: Federation, algorithm: Algorithm, plan: Plan) -> dict[str, b
 def test_fedavg_drops_late_clients_and_fedprox_takes_them(digits: Digits) -> None:
     """FedProx with mu = 0 is FedAvg, but for what it takes."""
     federation, shares = digits().training(LocalSGD(3, 5)), {0: 0.2, 3: 0.9}
-    dropped, lost, taken = (
+    dropped, lost, partial = (
         end(federation, FedAvg(), late_plan(federation, late, **more))
         for late, more in ((shares, {}), (dict.fromkeys(shares, 0.0), {}), (shares, {"take_partial": True}))
     )
-    assert dropped == lost != taken
-    assert end(federation, FedProx(mu=0), late_plan(federation, shares)) == taken
+    assert dropped == lost != partial
+    assert end(federation, FedProx(mu=0), late_plan(federation, shares)) == partial
     assert end(federation, FedProx(mu=0), late_plan(federation, shares, take_partial=False)) == dropped
 
 

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.parametrize("name", registry.KINDS["generator"].compone
 def tiny(name: str) -> Any:
     noise = {"generator.noise_multiplier": 1.5} if "noise_multiplier" in registry.constants("generator", name) else {}
     fields = presets.preset("smoke", "digits", name)
-    given = {"sharing.setting": "shuffled_synthetic", "generator.name": name, "generator.batch_size": 12, **noise}
-    return part_of(choose({**fields, **given, "generator.epochs": 1}), "generator")
+    values = {"sharing.setting": "shuffled_synthetic", "generator.name": name, "generator.batch_size": 12, **noise}
+    return part_of(choose({**fields, **values, "generator.epochs": 1}), "generator")
 
 
 def fit(
@@ -102,7 +102,7 @@ def test_a_receipt_states_noise_or_nothing_and_progress_runs_to_the_last_step(na
     steps: list[tuple[int, int]] = []
     more: dict[str, Any] = {}
     if takes(tiny(name).fit, "progress"):
-        more = {"progress": lambda *one: steps.append(one)}
+        more = {"progress": lambda *counts: steps.append(counts)}
     receipt = tiny(name).fit(DIGITS, N_CLASSES, 0, [2], **more)[2].receipt
     assert steps == [(step, 4) for step in (1, 2, 3, 4) if more]  # two batches an epoch
     assert receipt is not None

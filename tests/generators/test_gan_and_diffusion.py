@@ -208,10 +208,10 @@ def test_the_gradient_of_a_normed_layer_is_equation_12() -> None:
 def test_the_losses_are_the_equations(regulariser: str) -> None:
     gan = small_gan(regulariser)
     fakes, of_fakes = gan.images(TWELVE.y).detach(), TWELVE.y.flip(0)
-    one, other = gan.draw(12), gan.draw(12)
+    first, other = gan.draw(12), gan.draw(12)
     wanted = torch.zeros(())
     for i in range(12):
-        x = augmented(X[i : i + 1], one[i : i + 1], "all").requires_grad_()
+        x = augmented(X[i : i + 1], first[i : i + 1], "all").requires_grad_()
         real, fake = (
             gan.discriminator(x, TWELVE.y[i : i + 1]),
             gan.judged(fakes[i : i + 1], of_fakes[i : i + 1], other[i : i + 1]),
@@ -219,7 +219,7 @@ def test_the_losses_are_the_equations(regulariser: str) -> None:
         slope = torch.autograd.grad(real.sum(), x, create_graph=True)[0].square().sum()
         penalty = slope if regulariser == "r1" else torch.zeros(())  # gamma/2 = 1
         wanted = wanted + ((1 + (-real).exp()).log() + (1 + fake.exp()).log() + penalty).sum() / 12
-    result = gan(TWELVE.x, TWELVE.y, fakes, of_fakes, one, other)
+    result = gan(TWELVE.x, TWELVE.y, fakes, of_fakes, first, other)
     torch.testing.assert_close(result, wanted)
     weights = list(gan.discriminator.parameters())
     pairs = zip(torch.autograd.grad(result, weights), torch.autograd.grad(wanted, weights), strict=True)
@@ -230,13 +230,13 @@ def test_the_losses_are_the_equations(regulariser: str) -> None:
 @pytest.mark.parametrize("kind", ["none", "translation", "all"])
 @pytest.mark.parametrize("flip", [False, True])
 def test_augmentation_treats_each_image_by_itself_and_is_differentiable(kind: str, *, flip: bool) -> None:
-    drawn = torch.rand(12, 8, generator=torch.Generator().manual_seed(0))
-    together = augmented(X, drawn, kind, flip)
-    one_by_one = [augmented(X[i : i + 1], drawn[i : i + 1], kind, flip) for i in range(12)]
+    draws = torch.rand(12, 8, generator=torch.Generator().manual_seed(0))
+    together = augmented(X, draws, kind, flip)
+    one_by_one = [augmented(X[i : i + 1], draws[i : i + 1], kind, flip) for i in range(12)]
     torch.testing.assert_close(together, torch.cat(one_by_one))
     assert torch.equal(together, X) == (kind == "none" and not flip)
     x = X[:2].double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: augmented(x, drawn[:2].double(), kind, flip), [x])
+    assert torch.autograd.gradcheck(lambda x: augmented(x, draws[:2].double(), kind, flip), [x])
 
 
 def test_augmentation_is_what_zhao_et_al_say() -> None:
@@ -303,11 +303,11 @@ class Watched(PrivateGAN):
             training.after()
             STATES.append((training.draws.get_state(), dict(training.weights())))
 
-        drawn: list[list[Tensor]] = []
+        samples: list[list[Tensor]] = []
         for rows in (slice(None), torch.tensor([2])):
             training.draws.manual_seed(5)
-            drawn.append([*training.draw(30, rows)])
-        for together, alone in zip(*drawn, strict=True):
+            samples.append([*training.draw(30, rows)])
+        for together, alone in zip(*samples, strict=True):
             torch.testing.assert_close(together[2:3], alone)  # batch norm does not mix them
         return replace(training, after=recorded)
 

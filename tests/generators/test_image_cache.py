@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from five_clients import DATASET, dealt
+from five_clients import DATASET, make_data
 from torch import Tensor
 
 from fedcommons import ClientDatasets, Clients, Examples, Experiment, GenerationRequest, GeneratorRecipe, UserError
@@ -27,7 +27,7 @@ from fedcommons.sharing.exchange import share
 from fedcommons.sharing.synthetic import ShuffledSynthetic
 from fedcommons.storage.artifact_store import Store, key_of
 
-START = dealt()  # 5 clients of 259 images each
+START = make_data()  # 5 clients of 259 images each
 PRIVATE = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=1.5, sensitivity=2.0, steps=30)
 CALLS: list[str] = []
 
@@ -112,8 +112,8 @@ def test_a_part_that_is_read_has_the_classes_in_proportion_and_no_image_twice(n:
     part = some(store, need, n)
     assert len({x.numpy().tobytes() for x in part.x}) == len(part) == n
     assert torch.equal(part.x[:, 0, 0, 1].long(), part.y)
-    drawn = np.bincount(need.labels.numpy(), minlength=10)
-    assert np.abs(np.bincount(part.y.numpy(), minlength=10) - drawn * n / drawn.sum()).max() < 1
+    expected = np.bincount(need.labels.numpy(), minlength=10)
+    assert np.abs(np.bincount(part.y.numpy(), minlength=10) - expected * n / expected.sum()).max() < 1
     assert n < 259 or torch.equal(part.x, result.images[0])
 
 
@@ -158,7 +158,7 @@ def test_a_receipt_comes_back_with_the_images_and_covers_the_pool(receipt: Recei
     later = Store(store.folder)
     assert calls_for(later, wanted) == {"sample": 5}
     sets = [read(later, need) for need in wanted]
-    assert [(one.receipt, one.n_sources) for one in sets] == [(receipt, 259)] * 5
+    assert [(each.receipt, each.n_sources) for each in sets] == [(receipt, 259)] * 5
     releases = share(ShuffledSynthetic(), START, sets).releases
     for what, covered in (("synthetic images", receipt is PRIVATE), ("class counts", False)):
         assert [(r.client, r.covered) for r in releases if r.what == (what,)] == [(i, covered) for i in range(5)]
@@ -170,11 +170,11 @@ def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store) -> 
     calls_for(store, wanted)
     ledger = Ledger.before_rounds(share(ShuffledSynthetic(), START, [read(store, need) for need in wanted]).releases)
     result = statement(ledger, 5, 1e-5, rejected=0, local=False, secret=True)
-    one = composed(((0.1, 1.5, 30), (1.0, 4.0, 1)), 1e-5)
-    assert one > composed(((0.1, 1.5, 30),), 1e-5)
-    assert (result["pool_epsilon_of_each_client"], result["overall"]) == ([one] * 5, one)
+    epsilon = composed(((0.1, 1.5, 30), (1.0, 4.0, 1)), 1e-5)
+    assert epsilon > composed(((0.1, 1.5, 30),), 1e-5)
+    assert (result["pool_epsilon_of_each_client"], result["overall"]) == ([epsilon] * 5, epsilon)
     after = statement(ledger.after([Release(0, ("delta",))]), 5, 1e-5, rejected=0, local=False, secret=True)
-    assert (after["pool_epsilon_max"], after["overall"]) == (one, "none")
+    assert (after["pool_epsilon_max"], after["overall"]) == (epsilon, "none")
 
 
 def test_flips_and_the_number_of_clients_are_those_of_the_data() -> None:
@@ -237,14 +237,14 @@ def test_a_generator_sees_rho_of_its_clients_images_and_a_smaller_rho_a_part_of_
 
 def test_labels_follow_the_class_frequencies_of_what_the_generator_saw() -> None:
     for need in needs_of({"partition.name": "dirichlet_niid", "partition.alpha": 0.3}):
-        seen, drawn = counts(need.examples.y), counts(need.labels)
-        assert drawn.sum() == 259  # n_total / N, however many the client owns
-        assert np.abs(drawn - seen * 259 / seen.sum()).max() < 1
-        assert (drawn[seen == 0] == 0).all()
+        seen, labels = counts(need.examples.y), counts(need.labels)
+        assert labels.sum() == 259  # n_total / N, however many the client owns
+        assert np.abs(labels - seen * 259 / seen.sum()).max() < 1
+        assert (labels[seen == 0] == 0).all()
 
 
 SAME = [{"client.lr": 0.3}, {"model.name": "linear"}, {"sharing.setting": "local_synthetic"}, {"sharing.p": 0.5}]
-DRAWN = [{"generator.sampler": "ddim"}, {"sharing.p": 0.7}, {"generator.label_noise": 1e5}]
+SAMPLING = [{"generator.sampler": "ddim"}, {"sharing.p": 0.7}, {"generator.label_noise": 1e5}]
 TRAINED = [{"seed": 1}, {"generator.rho": 0.7}, {"generator.epochs": 3}, {"partition.n_clients": 6}]
 
 
@@ -255,7 +255,7 @@ def test_what_a_change_trains_and_draws_again() -> None:
 
     before, other = keys()
     assert [len(set(before)), len(set(other))] == [5, 5]
-    for change in (*SAME, *DRAWN, *TRAINED):
+    for change in (*SAME, *SAMPLING, *TRAINED):
         generators, sets = keys(change)
         assert (generators == before, sets == other) == (change not in TRAINED, change in SAME), change
         assert change not in TRAINED or not set(generators) & set(before), change
@@ -285,17 +285,17 @@ def test_a_constant_that_comes_later_renames_nothing() -> None:
 
     need = needs_of()[0]
     later: Any = make_dataclass("Later", [("sigma", float, 0.0)], bases=(DDPM,), frozen=True)
-    plain, one = (keys(generator=later(**asdict(need.recipe.generator), sigma=s)) for s in (0.0, 1.5))  # pyright: ignore
+    plain, changed = (keys(generator=later(**asdict(need.recipe.generator), sigma=s)) for s in (0.0, 1.5))  # pyright: ignore
     assert plain == keys()
-    assert not one & plain
+    assert not changed & plain
     assert not keys(name="private") & plain
 
 
 def test_a_trained_generator_depends_on_all_of_its_need_but_the_clients_number_and_the_labels() -> None:
     need = needs_of()[0]
     examples = Examples(need.examples.x, need.examples.y.roll(1))
-    own = {"recipe": replace(need.recipe, digest="0f3c")}
-    for change in (own, {"flip": True}, {"n_classes": 11}, {"examples": examples}, {"seed": need.seed + 1}):
+    recipe = {"recipe": replace(need.recipe, digest="0f3c")}
+    for change in (recipe, {"flip": True}, {"n_classes": 11}, {"examples": examples}, {"seed": need.seed + 1}):
         other = replace(need, **change)
         assert key_of(other.generator_facts) != key_of(need.generator_facts), change
         assert other.images_key != need.images_key, change

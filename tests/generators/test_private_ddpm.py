@@ -81,7 +81,7 @@ def test_every_constant_changes_a_training_but_not_the_size_of_the_pieces() -> N
 
 def test_nothing_but_sampling_and_length_shares_noise_between_two_trainings() -> None:
 
-    def drawn(flip: bool = False, seed: int = 0, **change: Any) -> tuple[float, ...]:
+    def draw(flip: bool = False, seed: int = 0, **change: Any) -> tuple[float, ...]:
         changed = {f"generator__{name}": value for name, value in change.items()}
         prepared = build(experiment(seed=seed, data__limit=40, generator__batch_size=5, **changed))
         need = replace(prepared.requests[0], flip=flip)
@@ -91,8 +91,8 @@ def test_nothing_but_sampling_and_length_shares_noise_between_two_trainings() ->
     others: list[dict[str, Any]] = [
         {}, {"noise_multiplier": 1.6}, {"lr": 3e-3}, {"clip": 2.0}, {"draws": 3}, {"seed": 1}, {"flip": True}
     ]  # fmt: skip
-    assert {drawn(**change) for change in same} == {drawn()}
-    assert len({number for change in others for number in drawn(**change)}) == 4 * len(others)
+    assert {draw(**change) for change in same} == {draw()}
+    assert len({number for change in others for number in draw(**change)}) == 4 * len(others)
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ class Broken(Sound):
     begin: Callable[[Flat], Any] = lambda model: model
     """Returns the initial model of the run."""
     message: Callable[[State, Message, int], Message] = lambda state, message, client: message
-    given: Callable[[Any], object] = lambda given: None
+    prepare: Callable[[Any], object] = lambda inputs: None
     """Changes a client's inputs: work, message, memory, data and seed."""
-    reply: Callable[[Reply, Any], Reply] = lambda reply, given: reply
+    reply: Callable[[Reply, Any], Reply] = lambda reply, inputs: reply
     total: Callable[[State, Total, Replies], Total | None] = lambda state, total, replies: total
     merged: Callable[[Flat], Flat] = lambda model: model
     server_lr: float = 1.0
@@ -91,9 +91,9 @@ class Broken(Sound):
         return self.message(state, super().down(state, round, client), client)
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        given = SimpleNamespace(work=work, message=message, memory=memory, data=data, seed=seed)
-        self.given(given)
-        return self.reply(super().client(work, given.message, given.memory, data, round, given.seed), given)
+        inputs = SimpleNamespace(work=work, message=message, memory=memory, data=data, seed=seed)
+        self.prepare(inputs)
+        return self.reply(super().client(work, inputs.message, inputs.memory, data, round, inputs.seed), inputs)
 
     def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
         step = flat(self.total(state, total, replies) or total, "step")
@@ -114,23 +114,23 @@ def spoil(x: Any) -> Any:
     return x
 
 
-def _forget_the_statistics(reply: Reply, given: Any) -> Reply:
-    given.work.load_buffers(given.work.initial_buffers)
+def _forget_the_statistics(reply: Reply, inputs: Any) -> Reply:
+    inputs.work.load_buffers(inputs.work.initial_buffers)
     return reply
 
 
-def _noisy(reply: Reply, given: Any) -> Reply:
+def _noisy(reply: Reply, inputs: Any) -> Reply:
     step = _step(reply)
-    return _with_step(reply, Flat(step.layout, step.buffer + 1e-3 * given.noise))
+    return _with_step(reply, Flat(step.layout, step.buffer + 1e-3 * inputs.noise))
 
 
-def _draw(given: Any) -> None:
+def _draw(inputs: Any) -> None:
     """Draw from a generator that no seed has set, before the training, which sets torch's."""
-    given.noise = torch.from_numpy(np.random.normal(size=flat(given.message.common, "model").layout.size)).float()  # noqa: NPY002
+    inputs.noise = torch.from_numpy(np.random.normal(size=flat(inputs.message.common, "model").layout.size)).float()  # noqa: NPY002
 
 
 def _declares(*names: str) -> Broken:
-    return Broken(reply=lambda reply, given: replace(reply, releases=[Release(what=names)]))
+    return Broken(reply=lambda reply, inputs: replace(reply, releases=[Release(what=names)]))
 
 
 class FreeReply(Reply):
@@ -144,7 +144,7 @@ def _with_momentum(state: State, total: Total, replies: Replies) -> Total:
     return {"step": NOTES["velocity"]}
 
 
-def _after_the_last_client(reply: Reply, given: Any) -> Reply:
+def _after_the_last_client(reply: Reply, inputs: Any) -> Reply:
     NOTES["last"] = add(_step(reply), NOTES["last"], 0.01)
     return _with_step(reply, NOTES["last"])
 
@@ -161,12 +161,12 @@ def _begin_with(name: str) -> Callable[[Flat], Flat]:
 
 @dataclass(frozen=True)
 class Personally(Broken):
-    """A method whose personal models are ``own(server model, whether the client took part)``."""
+    """A method whose personal models are ``personalise(server model, whether the client took part)``."""
 
-    own: Callable[[Flat, bool], Flat] = lambda model, took_part: model
+    personalise: Callable[[Flat, bool], Flat] = lambda model, took_part: model
 
     def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        return {"model": self.own(flat(state, "model"), bool(memory))}
+        return {"model": self.personalise(flat(state, "model"), bool(memory))}
 
 
 def _moved(model: Flat, took_part: bool) -> Flat:
@@ -186,9 +186,9 @@ class DeniesItsLocalSteps(FedAvg):
     capabilities = Capabilities(trains_locally=False)
 
 
-DRAWS_FROM_NUMPY = Broken(given=_draw, reply=_noisy)
-SPOILS_MEMORY = Broken(given=lambda given: spoil(given.memory["moment"]) if given.memory else None)
-SPOILS_MESSAGE = Broken(given=lambda given: spoil(given.message.common["model"]))
+DRAWS_FROM_NUMPY = Broken(prepare=_draw, reply=_noisy)
+SPOILS_MEMORY = Broken(prepare=lambda inputs: spoil(inputs.memory["moment"]) if inputs.memory else None)
+SPOILS_MESSAGE = Broken(prepare=lambda inputs: spoil(inputs.message.common["model"]))
 LAST_CLIENT = Broken(_begin_with("last"), reply=_after_the_last_client)
 
 
@@ -228,32 +228,32 @@ class SpoilsShared(Broken, SharesSums):
 BROKEN: dict[str, tuple[Any, ...]] = {
     "two_rounds_keep_names_shapes_and_types": (
         Broken(merged=lambda model: Flat(model.layout, model.buffer.double())),
-        Broken(reply=lambda reply, given: replace(reply, metrics={})),
+        Broken(reply=lambda reply, inputs: replace(reply, metrics={})),
     ),
     "the_loss_falls": (Broken(server_lr=-1.0), Broken(server_lr=0.0)),
     "same_seed_same_bits_other_seed_other_bits": (
-        DRAWS_FROM_NUMPY, SharesAnyhow(), Broken(given=lambda given: vars(given).update(seed=0)),
+        DRAWS_FROM_NUMPY, SharesAnyhow(), Broken(prepare=lambda inputs: vars(inputs).update(seed=0)),
     ),
     "nothing_that_is_handed_in_is_changed": (
-        SPOILS_MESSAGE, SPOILS_MEMORY, Broken(begin=spoil), Broken(given=lambda given: spoil(given.data.x)),
-        SpoilsShared(given=lambda given: spoil(given.data.commons.x)),
+        SPOILS_MESSAGE, SPOILS_MEMORY, Broken(begin=spoil), Broken(prepare=lambda inputs: spoil(inputs.data.x)),
+        SpoilsShared(prepare=lambda inputs: spoil(inputs.data.commons.x)),
         Broken(message=lambda state, message, client: Message({"model": spoil(state["model"])}, message.individual)),
         Broken(total=lambda state, total, replies: {"step": spoil(total["step"])}),
         Broken(total=lambda _, total, replies: {**total, "spoilt": spoil(next(iter(replies.values())).each["n"])}),
     ),
     "what_a_client_returned_is_not_the_workers_buffer": (
-        Broken(reply=lambda reply, given: replace(reply, each={"y": given.work.params})),
+        Broken(reply=lambda reply, inputs: replace(reply, each={"y": inputs.work.params})),
     ),
-    "memory_is_never_sent": (Broken(reply=lambda reply, given: replace(reply, each=dict(given.memory))),),
+    "memory_is_never_sent": (Broken(reply=lambda reply, inputs: replace(reply, each=dict(inputs.memory))),),
     "messages_replies_and_state_survive_pickling": (
-        Broken(reply=lambda reply, given: replace(reply, each=MappingProxyType(dict(reply.each)))),
+        Broken(reply=lambda reply, inputs: replace(reply, each=MappingProxyType(dict(reply.each)))),
     ),
     "all_clients_of_a_round_get_the_same_common": (
         Broken(message=lambda state, message, client: Message({**message.common, "to": torch.tensor(client)})),
     ),
-    "bytes_are_those_of_the_tensors": (Broken(reply=lambda reply, given: FreeReply(**vars(reply))),),
+    "bytes_are_those_of_the_tensors": (Broken(reply=lambda reply, inputs: FreeReply(**vars(reply))),),
     "clients_with_one_sample_take_part": (
-        Broken(reply=lambda reply, given: replace(reply, weight=len(given.data) - 1.0)),
+        Broken(reply=lambda reply, inputs: replace(reply, weight=len(inputs.data) - 1.0)),
     ),
     "a_client_that_sits_out_keeps_its_memory": (SPOILS_MEMORY,),
     "stragglers_change_nothing": (SPOILS_MEMORY,),
@@ -264,8 +264,8 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     "batch_norms_statistics_follow_the_policy": (Broken(reply=_forget_the_statistics),),
     "all_that_is_sent_is_named_by_a_release": (_declares("step"), _declares("step", "n", "delta")),
     "personal_models_are_whole_and_asking_changes_nothing": (
-        Personally(own=lambda model, took_part: select(model, [*model][1:])), Personally(own=_moved),
-        Personally(own=lambda model, took_part: scale(model, 0.5 if took_part else float("nan"))),
+        Personally(personalise=lambda model, took_part: select(model, [*model][1:])), Personally(personalise=_moved),
+        Personally(personalise=lambda model, took_part: scale(model, 0.5 if took_part else float("nan"))),
     ),
     "clients_at_once_train_as_one_after_another": (SPOILS_MESSAGE,),
     "its_work_can_be_priced": (Repeats("many"), DeniesItsLocalSteps()),

@@ -18,7 +18,7 @@ RECEIPT = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=1.5, sensitivity=1.0, steps=20)
 ONE_ROUND = {"federation.rounds": 1, "tracking.wandb": "off", "measure.every": 0, "client.epochs": 1}
 
 
-def dealt() -> ClientDatasets:
+def make_data() -> ClientDatasets:
     """Return the five clients' data in fresh memory, so that a test that changes the data affects no other test."""
     rows = load_data.partition_rows("iid", {}, DATASET.train.y.numpy(), DATASET.n_classes, 0, n_clients=N).rows
     train = Examples(DATASET.train.x.clone(), DATASET.train.y.clone())

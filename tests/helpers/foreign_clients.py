@@ -162,19 +162,19 @@ class FlowerScaffold(FlowerStyle):
     def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
         k = len(weights := [*self.net.parameters()])
         start, c = (list(map(torch.tensor, part)) for part in (parameters[:k], parameters[k:]))
-        own = [c_i.clone() for c_i in self.control.parameters()]
+        controls = [c_i.clone() for c_i in self.control.parameters()]
         c = c or [torch.zeros_like(x) for x in start]
         self.set_parameters(parameters[:k])
         for _ in range(self.epochs):
             gradients = torch.autograd.grad(self.gradient_of(), weights)
             with torch.no_grad():
-                for w, g, c_i, c_all in zip(weights, gradients, own, c, strict=True):
+                for w, g, c_i, c_all in zip(weights, gradients, controls, c, strict=True):
                     w -= self.rate * (g - c_i + c_all)
         after, n = self.get_parameters({}), self.n
         lengths = [(x - torch.tensor(y)) / (self.epochs * self.rate) for x, y in zip(start, after, strict=True)]
         for c_i, c_all, mean in zip(self.control.parameters(), c, lengths, strict=True):
             c_i += mean - c_all
-        changes = ((new - old).numpy() for new, old in zip(self.control.parameters(), own, strict=True))
+        changes = ((new - old).numpy() for new, old in zip(self.control.parameters(), controls, strict=True))
         return [*after, *changes], n, {"skill": 0.5}
 
 

@@ -62,8 +62,8 @@ class Ended:
     @property
     def sentence(self) -> str:
         """Return the line of stderr that starts with ``error:`` or ``stopped;``; empty unless there is exactly one."""
-        said = [line for line in self.err.splitlines() if line.startswith(("error: ", "stopped; "))]
-        return said[0] if len(said) == 1 else ""
+        lines = [line for line in self.err.splitlines() if line.startswith(("error: ", "stopped; "))]
+        return lines[0] if len(lines) == 1 else ""
 
 
 def forked(
@@ -141,12 +141,12 @@ def words(fields: Mapping[str, str]) -> list[str]:
 
 def files(folder: Path) -> dict[str, tuple[int, int, str]]:
     """Return size, modification time (ns) and link target of everything in a folder, by relative path."""
-    found = {}
+    entries = {}
     for path in folder.rglob("*"):
         facts = path.lstat()
         target = os.readlink(path) if path.is_symlink() else ""
-        found[str(path.relative_to(folder))] = (0 if path.is_dir() else facts.st_size, facts.st_mtime_ns, target)
-    return found
+        entries[str(path.relative_to(folder))] = (0 if path.is_dir() else facts.st_size, facts.st_mtime_ns, target)
+    return entries
 
 
 @contextmanager

@@ -94,8 +94,8 @@ def network(shared: Path, names: Sequence[str]) -> Iterator[list[Host]]:
 @contextmanager
 def _host(shared: Path, bridge: int, name: str, number: int) -> Iterator[Host]:
     needed = dict.fromkeys((sys.base_prefix, sys.prefix))
-    kept = [folder for folder in needed if folder.startswith(("/root/", "/tmp/", "/run/"))]
-    with _started("sh", "-c", START, "host", str(shared), name, *kept) as pid:
+    folders = [folder for folder in needed if folder.startswith(("/root/", "/tmp/", "/run/"))]
+    with _started("sh", "-c", START, "host", str(shared), name, *folders) as pid:
         host = Host(name, f"198.18.7.{number}", pid)
         cable = f"to-{name}"
         subprocess.run(

@@ -50,11 +50,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 def require_resumed(config: Experiment, folder: Path, whole: Path, first: int | None) -> str:
     """Resume a run; check that it starts at round ``first`` (None: none) and ends like ``whole``; return messages."""
     seen: list[int] = []
-    said: list[str] = []
-    experiment.run(config, folder, resume=True, say=said.append, on_round=lambda number, _: seen.append(number))
+    messages: list[str] = []
+    experiment.run(config, folder, resume=True, say=messages.append, on_round=lambda number, _: seen.append(number))
     assert seen == ([] if first is None else [*range(first, config.federation.rounds + 1)])
     assert outputs(folder) == outputs(whole)
-    return "\n".join(said)
+    return "\n".join(messages)
 
 
 def ignore(key: str) -> None:
@@ -72,9 +72,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plain, name)
 
-    def write(self, key: str, *given: Any) -> str:
+    def write(self, key: str, *arguments: Any) -> str:
         self.before(key)
-        tag = self.plain.write(key, *given)
+        tag = self.plain.write(key, *arguments)
         self.after(key)
         return tag
 

@@ -53,5 +53,5 @@ def summary(folder: Path) -> dict[str, Any]:
 def change(file: Path, **values: Any) -> None:
     """Replace these values in a JSON file; the value None removes the key."""
     content = {**json.loads(file.read_text(encoding="utf-8")), **values}
-    kept = {name: value for name, value in content.items() if value is not None}
-    file.write_text(json.dumps(kept), encoding="utf-8")
+    remaining = {name: value for name, value in content.items() if value is not None}
+    file.write_text(json.dumps(remaining), encoding="utf-8")

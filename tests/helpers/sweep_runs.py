@@ -52,7 +52,7 @@ def complete(
 
     also: further work before the command. again: check that a second call changes no file.
     """
-    for cell in {one.name: one for one in cells}.values():
+    for cell in {trial.name: trial for trial in cells}.values():
         experiment.run(cell.config, out / cell.name)
     also()
     with pytest.raises(UserError, match="add --resume"):

@@ -29,9 +29,9 @@ class Parrot:
         return {e: TrainedGenerator({"x": examples.x, "y": examples.y}) for e in epochs}
 
     def sample(self, weights: Any, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
-        of = [weights["x"][weights["y"] == label] for label in labels]
+        per_label = [weights["x"][weights["y"] == label] for label in labels]
         black = torch.zeros(shape, dtype=torch.uint8)
-        return torch.stack([x[i % len(x)] if len(x) else black for i, x in enumerate(of)])
+        return torch.stack([x[i % len(x)] if len(x) else black for i, x in enumerate(per_label)])
 
 
 @dataclass(frozen=True)
@@ -96,5 +96,5 @@ class Broken(FedAvg):
 class Reports(FedAvg):
     """Its server reports a number in every round with a merge."""
 
-    def merge(self, *given: Any, **named: Any) -> Merged:
-        return super().merge(*given, **named), {"share/weighted": torch.tensor(0.25)}
+    def merge(self, *arguments: Any, **named: Any) -> Merged:
+        return super().merge(*arguments, **named), {"share/weighted": torch.tensor(0.25)}

@@ -44,7 +44,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def bucket(self) -> dict[str, Any]:
-        return {k: v for told in self.variables("upsertBucket") for k, v in told.items() if v is not None}
+        return {k: v for variables in self.variables("upsertBucket") for k, v in variables.items() if v is not None}
 
     @property
     def config(self) -> dict[str, Any]:
@@ -60,10 +60,10 @@ class Server(ThreadingHTTPServer):
         return self._file("wandb-summary.json")[-1]
 
     def _file(self, name: str) -> list[dict[str, Any]]:
-        found: dict[int, str] = {}
+        lines: dict[int, str] = {}
         for part in (stream["files"][name] for stream in self.streams if name in stream.get("files", {})):
-            found |= dict(enumerate(part["content"], part["offset"]))
-        return [json.loads(found[i]) for i in sorted(found)]
+            lines |= dict(enumerate(part["content"], part["offset"]))
+        return [json.loads(lines[i]) for i in sorted(lines)]
 
 
 @contextmanager
@@ -138,8 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.received.append(body)
         return body
 
-    def _say(self, told: dict[str, Any], code: int = 200) -> None:
-        body = json.dumps(told).encode()
+    def _say(self, content: dict[str, Any], code: int = 200) -> None:
+        body = json.dumps(content).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

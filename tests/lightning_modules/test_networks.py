@@ -88,9 +88,9 @@ def test_convnet_halves_normalises_every_channel_by_itself_and_pads_to_a_multipl
         layers = ConvNet((1, side, side), 10, width=4).features
         assert sum(isinstance(layer, nn.Conv2d) for layer in layers) == blocks
     a = draws(3, 4, 8, 8)
-    found = ConvNet(DIGITS, 10, width=4).features[1](a)
+    result = ConvNet(DIGITS, 10, width=4).features[1](a)
     expected = (a - a.mean((2, 3), keepdim=True)) / (a.var((2, 3), keepdim=True, unbiased=False) + 1e-5).sqrt()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     network, x, padded = ConvNet(MNIST, 10, width=4), draws(2, *MNIST), torch.zeros(2, 1, 32, 32)
     padded[:, :, 2:30, 2:30] = x  # zeros all around
     assert torch.equal(network(x), network(padded))
@@ -133,11 +133,11 @@ def test_the_loss_is_the_mean_of_each_examples_cross_entropy_times_its_weight() 
     classifier = Classifier(Linear(DIGITS, 10), lr=0.1, mean=(0.3,), std=(0.4,))
     (x, y), weight = uint8_batch(DIGITS), torch.tensor([0.5, 0.0, 2.0, 1.0, 0.25, 1.0])
     logits = classifier.network((x / 255 - 0.3) / 0.4)
-    own = torch.stack([-torch.log_softmax(row, 0)[label] for row, label in zip(logits, y, strict=True)])
+    losses = torch.stack([-torch.log_softmax(row, 0)[label] for row, label in zip(logits, y, strict=True)])
     for batch, expected in (
-        ((x, y), own.mean()),
-        ((x, y, torch.ones(6)), own.mean()),
-        ((x, y, weight), (weight * own).sum() / 6),  # by n, not by the sum of weights
+        ((x, y), losses.mean()),
+        ((x, y, torch.ones(6)), losses.mean()),
+        ((x, y, weight), (weight * losses).sum() / 6),  # by n, not by the sum of weights
     ):
         torch.testing.assert_close(classifier.training_step(batch, 0), expected)
     assert set(classifier.state_dict()) == {"network.last.weight", "network.last.bias"}  # no normalisation travels
@@ -176,8 +176,8 @@ NETWORKS: dict[str, tuple[Callable[[bool], nn.Module], Callable[[Any], Tensor]]]
 def _gradients(name: str, network: nn.Module) -> dict[str, float]:
     """Return the largest gradient of each parameter, over the largest of all, in float64."""
     loss = NETWORKS[name][1](network)
-    found = torch.autograd.grad(loss, list(network.parameters()))
-    sizes = {n: float(g.abs().max()) for (n, _), g in zip(network.named_parameters(), found, strict=True)}
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    sizes = {n: float(g.abs().max()) for (n, _), g in zip(network.named_parameters(), gradients, strict=True)}
     return {n: size / max(sizes.values()) for n, size in sizes.items()}
 
 

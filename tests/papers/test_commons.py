@@ -114,13 +114,13 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path, monkeypa
     figures = saved_figures(monkeypatch)
     with Display() as display:
         commons.commons.report(rows, options, out, display)
-    shown = {str(line.get_label()): line.get_xdata() for axes in figures[0].axes for line in axes.get_lines()}
-    assert shown[CENTRAL] == [100 * central.run(model, out / model.name)["last_accuracy"]] * 2
+    plotted = {str(line.get_label()): line.get_xdata() for axes in figures[0].axes for line in axes.get_lines()}
+    assert plotted[CENTRAL] == [100 * central.run(model, out / model.name)["last_accuracy"]] * 2
     with (out / "commons.csv").open() as file:
         lines = {line["way"]: line for line in csv.DictReader(file)}
     assert list(lines) == [*ways, CENTRAL]
     alone, copies, once, feddm, of_central = lines.values()
-    assert [float(one["rounds_with_clients"]) for one in (alone, copies, once, feddm)] == [2, 2, 0, 2]
+    assert [float(row["rounds_with_clients"]) for row in (alone, copies, once, feddm)] == [2, 2, 0, 2]
     assert (of_central["bound"], of_central["seeds"], of_central["rates"]) == ("False", "1", "lr 0.1")
     assert float(once["mb_a_round"]) == 0
     assert float(once["mb"]) == float(once["mb_once"]) > 0
@@ -130,14 +130,14 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path, monkeypa
     assert float(feddm["near_copies"]) > 0.5  # two steps on the pixels from real images
     assert float(once["worst_auc"]) == 0.875  # of the file, not attacked again
     assert once["worst_case"] == f"{0.875:.2f} [{float(once['worst_low']):.2f}, {float(once['worst_high']):.2f}]"
-    assert {one["worst_auc"] for one in (alone, copies, feddm, of_central)} == {""}
+    assert {row["worst_auc"] for row in (alone, copies, feddm, of_central)} == {""}
     text = (out / "commons.md").read_text()
     head, _, *table = rows_of(text.partition("###")[0])
     assert len(head) <= 8
     assert [line[0] for line in table] == [*ways, CENTRAL]
     assert [line[-1] for line in table].count("not measured") == 4
     assert [float(line[1].split(" ")[0]) for line in table[:-1]] == [
-        pytest.approx(100 * float(one["best_accuracy"]), abs=0.05) for one in (alone, copies, once, feddm)
+        pytest.approx(100 * float(row["best_accuracy"]), abs=0.05) for row in (alone, copies, once, feddm)
     ]
     assert "(" not in table[0][1]
     assert f"{100 * (float(copies['best_accuracy']) - float(alone['best_accuracy'])):+.1f}" in table[1][1]

@@ -14,7 +14,7 @@ from fedcommons.reports.intervals import student
 @pytest.fixture(scope="module")
 def decide(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     sweeps("commons")
-    from papers.commons import decide  # beside the script, which is found by now
+    from papers.commons import decide  # in the script's folder, which is on the path by now
 
     return decide
 

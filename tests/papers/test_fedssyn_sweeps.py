@@ -35,15 +35,15 @@ def run(p: float, seed: int = 0, epochs: int = 90, last: float = 0.5, **more: An
 
 
 def curve(label: str, runs: list[dict]) -> Curve:
-    """The curve of these runs, as rows of ``load_runs`` and ``load_rounds``."""
+    """Return the curve of runs, from their rows of ``load_runs`` and ``load_rounds``."""
     rows, lines = [], []
-    for one in runs:
-        of = {name: dict(result) for name, result in one.items() if isinstance(result, list)}
-        facts = {"run": one["run_dir"], "generator.epochs": one["generator_epochs"]}
-        rows.append({**{name: result for name, result in one.items() if name not in of}, **facts})
-        for r in sorted({r for result in of.values() for r in result}):
-            metrics = {name: result[r] for name, result in of.items() if r in result and name != "accuracy"}
-            lines.append({**facts, "p": one["p"], "round": r, "test/accuracy": of["accuracy"].get(r), **metrics})
+    for record in runs:
+        series = {name: dict(result) for name, result in record.items() if isinstance(result, list)}
+        facts = {"run": record["run_dir"], "generator.epochs": record["generator_epochs"]}
+        rows.append({**{name: result for name, result in record.items() if name not in series}, **facts})
+        for r in sorted({r for result in series.values() for r in result}):
+            metrics = {name: result[r] for name, result in series.items() if r in result and name != "accuracy"}
+            lines.append({**facts, "p": record["p"], "round": r, "test/accuracy": series["accuracy"].get(r), **metrics})
     return courses.curve(label, pd.DataFrame(rows), pd.DataFrame(lines))
 
 
@@ -66,7 +66,7 @@ def test_tables_show_rounds_ends_and_how_often_lemma_1_was_exceeded() -> None:
     assert {without[name] for name in courses.TERMS.values()} == {None}
     shares = [float(first[name]) for name in courses.TERMS.values()]
     assert shares == pytest.approx([1000 / exact, 1200 / exact, 150 / exact, 75 / exact], rel=1e-5)
-    totals = [sum(one[r][0] for one in map(curves[1].course, courses.TERMS.values())) for r in (0, 5)]
+    totals = [sum(term[r][0] for term in map(curves[1].course, courses.TERMS.values())) for r in (0, 5)]
     assert totals == pytest.approx([100, 100])
     runs = [run(0.5, 0, last=0.5), run(0.5, 1, last=0.7, zeta_hat_sq=1.0)]
     runs[0]["zeta_hat_sq"][0][1] = 2.0 * (1 + 1e-12)  # equal but for rounding
@@ -141,11 +141,11 @@ def sweep(recorded: Callable[..., None], tmp_path: Path) -> Callable[..., Path]:
     """A folder with these runs."""
 
     def make(*cells: dict[str, Any]) -> Path:
-        for number, one in enumerate(cells):
-            summary = {name: one[name] for name in SUMMARY if name in one}
-            fields = {name: value for name, value in one.items() if name not in (*SUMMARY, "reached")}
+        for number, cell in enumerate(cells):
+            summary = {name: cell[name] for name in SUMMARY if name in cell}
+            fields = {name: value for name, value in cell.items() if name not in (*SUMMARY, "reached")}
             config = presets.experiment("smoke", "digits", fields)
-            recorded(tmp_path / "runs" / str(number), config, one["reached"], {}, **summary)
+            recorded(tmp_path / "runs" / str(number), config, cell["reached"], {}, **summary)
         return tmp_path / "runs"
 
     return make

@@ -110,9 +110,9 @@ def test_the_report_chooses_rates_by_validation_and_counts_bytes_until_the_targe
         validated = 0.5 + 0.1 * (e["rate"] == 0.1)  # the larger rate of clients, the smaller of FedDM's pixels
         accuracy = {"last_accuracy": 0.9 - 0.3 * (e["rate"] == 0.1), "best_accuracy": 0.95}
         reached = None if e["method"] == "fedavg" else 5
-        of = {"rounds_to_target": reached, "validation_accuracy": validated, **accuracy}
+        summary = {"rounds_to_target": reached, "validation_accuracy": validated, **accuracy}
         metrics = {"validation/accuracy": validated, "comm/total_bytes": 3e6 if e["method"] == "fedgen" else 6e6}
-        recorded(tmp_path / e.cell.name, e.cell.config, reached, metrics, **of)
+        recorded(tmp_path / e.cell.name, e.cell.config, reached, metrics, **summary)
     table2.table2.report(runs, options, tmp_path, display)
     rows = rows_of((tmp_path / "table2.md").read_text(), "| 0.1")
     assert {row[2] for row in rows[:4]} == {"0.1"}

@@ -76,7 +76,7 @@ def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(priva
     result = entries(private, *argv, "shuffled_synthetic,merf,ndpdc")
     of_sums = [e for e in result if is_fitted(e.cell)]
     kinds = ("FedMERF local", "FedMERF summed"), ("NDPDC local",)
-    assert [e["pool"] for e in of_sums] == [f"{kind}, epsilon {e}" for of in kinds for e in (2, 10) for kind in of]
+    assert [e["pool"] for e in of_sums] == [f"{kind}, epsilon {e}" for pair in kinds for e in (2, 10) for kind in pair]
     for e in of_sums:
         assert spent(e.cell) == pytest.approx(e.cell.config.flat["sharing.target_epsilon"], rel=1e-3)
 
@@ -86,8 +86,8 @@ def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(priva
 def test_the_table_has_each_pools_epsilon_and_each_generator_trains_once(private: ModuleType, tmp_path: Path) -> None:
     words = ["--preset=smoke", "--algorithms=fedavg", "--partition.n_clients=2", "--epsilons=30", "--out=out",
              "--checkpoints=0.34,1", "--tracking.wandb=off", "--artifacts=artifacts"]  # fmt: skip
-    said, out = sweep_output(private.private_fedssyn, tmp_path, *words), tmp_path / "out"
-    assert "4 generators trained" in said  # two clients' plain and private ones
+    output, out = sweep_output(private.private_fedssyn, tmp_path, *words), tmp_path / "out"
+    assert "4 generators trained" in output  # two clients' plain and private ones
     with (out / "private_fedssyn.csv").open() as file:
         rows = {(line["pool"], line["epochs"]): line for line in csv.DictReader(file)}
     assert list(rows) == [("none", ""), ("plain", "2"), ("epsilon 30", "1"), ("epsilon 30", "3")]
@@ -128,8 +128,8 @@ def test_the_report_chooses_rates_by_validation_and_compares_seed_by_seed(
         seed, is_own = e.cell.config.seed, e["rate"] is None
         last = 0.90 + seed / 100 if is_own else 0.5 if e["rate"] == 0.1 else 0.99
         lines = {"test/accuracy": last, "validation/accuracy": 0.8 if e["rate"] == 0.1 else 0.7}
-        of = {"bytes_up": 4e6 if is_own else 1e6, "bytes_down": 80, "disclosed": float(is_own)}  # fmt: skip
-        recorded(tmp_path / e.cell.name, e.cell.config, None, lines, **of)
+        summary = {"bytes_up": 4e6 if is_own else 1e6, "bytes_down": 80, "disclosed": float(is_own)}  # fmt: skip
+        recorded(tmp_path / e.cell.name, e.cell.config, None, lines, **summary)
     fedcvae.fedcvae.report(result, options, tmp_path, display)
     tables = rows_of((tmp_path / "fedcvae.md").read_text())
     start = next(i for i, row in enumerate(tables) if row[2] == "minus")

@@ -33,11 +33,11 @@ def small(digits: Dataset) -> Problem:
     return problem_of(digits)
 
 
-def linear(problem: Problem, drawn: Draws) -> nn.Linear:
+def linear(problem: Problem, draws: Draws) -> nn.Linear:
     layer = nn.Linear(problem.x.shape[1] - 1, problem.n_classes, dtype=torch.float64)
     with torch.no_grad():
-        layer.weight.copy_(drawn.start[:-1].T)
-        layer.bias.copy_(drawn.start[-1])
+        layer.weight.copy_(draws.start[:-1].T)
+        layer.bias.copy_(draws.start[-1])
     return layer
 
 
@@ -45,22 +45,22 @@ def gradient_of(loss: Tensor, layer: nn.Linear) -> Tensor:
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*layer.parameters()], retain_graph=True)])
 
 
-def coded(layer: nn.Linear, problem: Problem, setting: Setting, held: Tensor, z: Tensor) -> Tensor:
-    """The gradient that arrives if clients z (N,) answer, by autograd, flat."""
+def coded(layer: nn.Linear, problem: Problem, setting: Setting, holds: Tensor, z: Tensor) -> Tensor:
+    """Return the flat gradient that arrives if clients z (N,) answer, by autograd."""
     losses = F.cross_entropy(layer(problem.x[:, :-1]), problem.y, reduction="none")
-    return gradient_of((z.double() @ (held / held.sum(0)) * losses).sum() / ((1 - setting.q) * len(problem.y)), layer)
+    return gradient_of((z.double() @ (holds / holds.sum(0)) * losses).sum() / ((1 - setting.q) * len(problem.y)), layer)
 
 
-def plain(problem: Problem, setting: Setting, drawn: Draws) -> list[list[float]]:
-    """One repetition as a plain PyTorch loop; for each round what is ``MEASURED``."""
-    layer, result = linear(problem, drawn), []
+def plain(problem: Problem, setting: Setting, draws: Draws) -> list[list[float]]:
+    """Run one repetition as a plain PyTorch loop; return the values ``MEASURED`` of each round."""
+    layer, result = linear(problem, draws), []
     optimizer = torch.optim.SGD(layer.parameters(), lr=setting.lr)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, setting.decay)
-    held = torch.from_numpy(drawn.holds).double()
+    holds = torch.from_numpy(draws.holds).double()
     same = problem.y[:, None] == problem.y
-    for answers, sampled in zip(torch.from_numpy(drawn.answers), torch.from_numpy(drawn.sampled), strict=True):
+    for answers, sampled in zip(torch.from_numpy(draws.answers), torch.from_numpy(draws.sampled), strict=True):
         predicted = layer(problem.test_x[:, :-1]).argmax(1)
-        moments = [coded(layer, problem, setting, held, z).square().sum() for z in sampled]
+        moments = [coded(layer, problem, setting, holds, z).square().sum() for z in sampled]
         losses = F.cross_entropy(layer(problem.x[:, :-1]), problem.y, reduction="none")
         each = torch.stack([gradient_of(loss, layer) for loss in losses])
         products = each @ each.T
@@ -68,7 +68,7 @@ def plain(problem: Problem, setting: Setting, drawn: Draws) -> list[list[float]]
         values = accuracy, torch.stack(moments).mean(), products[same].sum(), products[~same].sum()
         result.append([float(value) for value in values])
         if answers.any():
-            gradient = coded(layer, problem, setting, held, answers)
+            gradient = coded(layer, problem, setting, holds, answers)
             layer.weight.grad = gradient[: layer.weight.numel()].view_as(layer.weight)
             layer.bias.grad = gradient[layer.weight.numel() :]
             optimizer.step()
@@ -91,14 +91,14 @@ def test_it_is_the_plain_loop(
     problem = problem_of(digits, white)
     assert problem.x.max() == white
     setting = Setting(partition, q, 3, c, sharing, per_class, rounds=5)
-    drawn = [draw(problem, setting, r, seed=1) for r in range(3)]
-    result = play_block(problem, setting, drawn)
-    expected = np.array([plain(problem, setting, one) for one in drawn])  # (repetitions, rounds, 4)
+    draws = [draw(problem, setting, r, seed=1) for r in range(3)]
+    result = play_block(problem, setting, draws)
+    expected = np.array([plain(problem, setting, each) for each in draws])  # (repetitions, rounds, 4)
     for name, values in zip(MEASURED, np.moveaxis(expected, 2, 0), strict=True):
         atol = 1e-12 * (1 + abs(values).max())
         np.testing.assert_allclose(getattr(result, name), values, rtol=1e-9 if white == 1 else 1e-7, atol=atol)
     if q == 0.9:
-        assert not all(one.answers.any(1).all() for one in drawn)  # a round that no client answers is among them
+        assert not all(each.answers.any(1).all() for each in draws)  # a round that no client answers is among them
     if partition == "dirichlet_plain":
         assert len({len(draw(problem, setting, r, seed=1).holds) for r in range(20)}) > 1  # clients were dropped
     some = play(problem, setting, range(1, 3), seed=1)
@@ -107,19 +107,19 @@ def test_it_is_the_plain_loop(
 
 def test_draws_are_keyed_and_common_to_all_curves(small: Problem) -> None:
     base, before = Setting("iid", 0.5, 2, 0.2), torch.get_rng_state()
-    one = draw(small, base, 0, 0)
+    first = draw(small, base, 0, 0)
     assert torch.equal(torch.get_rng_state(), before)
     for repetition, seed in ((1, 0), (0, 1)):
         other = draw(small, base, repetition, seed)
         for name in ("start", "holds", "answers", "sampled"):
-            assert not np.array_equal(getattr(one, name), getattr(other, name))
+            assert not np.array_equal(getattr(first, name), getattr(other, name))
     for changes in ({"c": 0.5}, {"d": 4}, {"q": 0.3}, {"partition": "single_class"}):
         other = draw(small, setting := replace(base, **changes), 0, 0)
-        assert torch.equal(other.start, one.start)
+        assert torch.equal(other.start, first.start)
         if setting.partition == "iid":
-            assert (other.holds | ~one.holds).all()  # a larger c or d copies all that a smaller one copies
-        assert (other.answers | ~one.answers).all()  # with a smaller q more clients answer
-    assert (one.answers.shape, one.sampled.shape) == ((50, 10), (50, 15, 10))
+            assert (other.holds | ~first.holds).all()  # a larger c or d copies all that a smaller one copies
+        assert (other.answers | ~first.answers).all()  # with a smaller q more clients answer
+    assert (first.answers.shape, first.sampled.shape) == ((50, 10), (50, 15, 10))
     many = [draw(small, replace(base, q=0.7), r, 0) for r in range(100)]
     assert abs(np.mean([each.sampled.mean() for each in many]) - 0.3) < 0.003
     starts = torch.stack([each.start for each in many])  # PyTorch's: uniform up to 1/sqrt(64)
@@ -131,14 +131,14 @@ def test_draws_are_keyed_and_common_to_all_curves(small: Problem) -> None:
 def test_who_holds_what(small: Problem, partition: str, per_class: bool) -> None:
     setting, of_class, often = Setting(partition, 0.5, 3, 0.35, per_class=per_class), F.one_hot(small.y).numpy(), []
     for r in range(20):
-        held, before = (draw(small, replace(setting, c=c), r, 0).holds for c in (0.35, 0.0))
-        copied = held.sum(0) > 1
+        holds, before = (draw(small, replace(setting, c=c), r, 0).holds for c in (0.35, 0.0))
+        copied = holds.sum(0) > 1
         often.append(copied)
-        assert set(held.sum(0)) == {1, min(3, len(held) - 1) + 1}
+        assert set(holds.sum(0)) == {1, min(3, len(holds) - 1) + 1}
         assert copied.sum() == (10 * int(0.35 * 6) if per_class else int(0.35 * 60))
         assert (before.sum(0) == 1).all()
         assert (before.sum(1) > 0).all()
-        assert (held | ~before).all()
+        assert (holds | ~before).all()
         assert partition != "single_class" or (before == of_class.T).all()
     spread = np.array(often) @ of_class
     assert (spread == 2).all() == per_class
@@ -156,11 +156,11 @@ def test_first_and_random_images_of_every_class(digits: Dataset) -> None:
 
 def test_what_cannot_be_run_is_refused_and_limits_are_allowed() -> None:
     right = Setting("iid", 0.5, 3, 0.1)
-    for changes, said in (
+    for changes, words in (
         ({"d": 10}, "for 10 clients"), ({"d": 0}, "d, "), ({"c": 0.003}, "of all examples"),
         ({"c": 0.03, "per_class": True}, "of a class, 30"),
     ):  # fmt: skip
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=words):
             study.check(replace(right, **changes), 10, [30] * 10)
     for changes in ({"c": 0.0}, {"c": 1.0}, {"d": 1}, {"d": 9}):
         study.check(replace(right, **changes), 10, [30] * 10)

@@ -24,11 +24,11 @@ CASES = {  # N, d, c, and how many of the K examples of a class each client owns
 
 
 def received(n_clients: int, d: int, c: float, owned: list[int], placement: str) -> np.ndarray:
-    """(draws, N): examples of one class at each client after placement; each draw counts as a class of its own."""
+    """Return the examples of a class at each client after placement, (draws, N); each draw counts as a class."""
     k = sum(owned)
     labels, owners = np.repeat(np.arange(DRAWS), k), np.tile(np.repeat(np.arange(n_clients), owned), DRAWS)
-    held = holdings(labels, owners, n_clients, c, d, placement, np.random.default_rng(0))
-    return held.reshape(DRAWS, k, n_clients).sum(1)
+    holds = holdings(labels, owners, n_clients, c, d, placement, np.random.default_rng(0))
+    return holds.reshape(DRAWS, k, n_clients).sum(1)
 
 
 def errors_off(values: np.ndarray, expected: float) -> float:
@@ -50,8 +50,8 @@ def test_theorem_1_holds(name: str) -> None:
     n_clients, d, c, owned = case = CASES[name]
     for placement in ("exact", "binomial"):
         counts = received(*case, placement)
-        drawn = counts.sum(1, keepdims=True)
-        distances = ((counts / drawn - 1 / n_clients) ** 2).sum(1)
+        totals = counts.sum(1, keepdims=True)
+        distances = ((counts / totals - 1 / n_clients) ** 2).sum(1)
         nominal = ((counts / (sum(owned) * (1 + d * c)) - 1 / n_clients) ** 2).sum(1)
         assert errors_off(distances if placement == "exact" else nominal, theorem_1(*case)) < 4
         if placement == "binomial" and name in SIGNS:
@@ -76,10 +76,10 @@ def answering(n_clients: int, q: Fraction) -> Iterator[tuple[set[int], Fraction]
 @pytest.mark.parametrize("q", [Fraction(0), Fraction(7, 10)])
 def test_the_coefficients_are_those_of_all_copies_and_all_late_clients(n_clients: int, d: int, q: Fraction) -> None:
     def result(a: list[set[int]], b: list[set[int]], itself: bool = False) -> float:
-        pairs = [(one, one) for one in a] if itself else list(product(a, b))
+        pairs = [(first, first) for first in a] if itself else list(product(a, b))
         mean = Fraction(0)
-        for (one, other), (here, chance) in product(pairs, answering(n_clients, q)):
-            answers = Fraction(len(one & here) * len(other & here), len(one) * len(other))
+        for (first, other), (here, chance) in product(pairs, answering(n_clients, q)):
+            answers = Fraction(len(first & here) * len(other & here), len(first) * len(other))
             mean += chance * answers / ((1 - q) ** 2 * len(pairs))
         return float(mean)
 
@@ -105,14 +105,14 @@ def some_gradients(n: int, seed: int = 0) -> np.ndarray:
 def test_the_second_moment_given_the_copies_is_that_of_all_late_clients() -> None:
     labels = np.repeat(np.arange(3), 4)
     owners = np.random.default_rng(1).integers(0, 5, 12)
-    held = holdings(labels, owners, 5, 0.5, 2, "exact", np.random.default_rng(0))
+    holds = holdings(labels, owners, 5, 0.5, 2, "exact", np.random.default_rng(0))
     g, q = some_gradients(12), Fraction(3, 10)
-    of_client = (held / held.sum(1, keepdims=True)).T @ g  # (N, dim)
+    of_client = (holds / holds.sum(1, keepdims=True)).T @ g  # (N, dim)
     expected = sum(
         float(chance) * float(((of_client[sorted(here)].sum(0) / float(1 - q)) ** 2).sum())
         for here, chance in answering(5, q)
     )
-    assert copies.second_moment(held, g @ g.T, float(q)) == pytest.approx(expected, rel=1e-12)
+    assert copies.second_moment(holds, g @ g.T, float(q)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_coefficients_times_sums_are_the_second_moment_that_drawn_copies_have() -> None:
@@ -122,14 +122,14 @@ def test_coefficients_times_sums_are_the_second_moment_that_drawn_copies_have() 
     gram, private = g @ g.T, np.arange(len(labels)) % k < k // 2
     rng, result = np.random.default_rng(0), []
     for _ in range(1_000):  # of the examples that are not private alone, so that these are the same in every draw
-        held = np.eye(n_clients, dtype=bool)[labels]
-        held[~private] = holdings(labels[~private], labels[~private], n_clients, 1.0, d, "exact", rng)
-        result.append(copies.second_moment(held, gram, q))
-    of = copies.sums(gram, labels, private)
-    assert errors_off(np.array(result), copies.coefficients(n_clients, d, q) @ of) < 4
+        holds = np.eye(n_clients, dtype=bool)[labels]
+        holds[~private] = holdings(labels[~private], labels[~private], n_clients, 1.0, d, "exact", rng)
+        result.append(copies.second_moment(holds, gram, q))
+    sums = copies.sums(gram, labels, private)
+    assert errors_off(np.array(result), copies.coefficients(n_clients, d, q) @ sums) < 4
     nothing = np.eye(n_clients, dtype=bool)[labels]
-    assert copies.without_copies(q) @ of == pytest.approx(copies.second_moment(nothing, gram, q), rel=1e-12)
-    assert sum(vars(of).values()) == pytest.approx(gram.sum(), rel=1e-12)
+    assert copies.without_copies(q) @ sums == pytest.approx(copies.second_moment(nothing, gram, q), rel=1e-12)
+    assert sum(vars(sums).values()) == pytest.approx(gram.sum(), rel=1e-12)
 
 
 def courses() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -159,29 +159,29 @@ def test_where_assumption_1_holds_on_real_gradients_so_does_theorem_2_and_remark
             private = np.ones(300, dtype=bool)
             private[sample_shareable(labels, labels, c, np.random.default_rng(0))] = False
             result[c] = copies.sums(gram, labels, private)
-        for of, d, q in product(result.values(), (1, 2, 3, 4, 9), (0.3, 0.5, 0.7)):
-            lower = copies.without_copies(q) @ of - copies.coefficients(10, d, q) @ of
+        for sums, d, q in product(result.values(), (1, 2, 3, 4, 9), (0.3, 0.5, 0.7)):
+            lower = copies.without_copies(q) @ sums - copies.coefficients(10, d, q) @ sums
             slack = 1e-9 * abs(lower)
-            tried, bound = tried + 1, bound + (lower >= copies.promised(of, d, q) - slack)
-            if copies.assumption(of):
+            tried, bound = tried + 1, bound + (lower >= copies.promised(sums, d, q) - slack)
+            if copies.assumption(sums):
                 holds += 1
-                assert lower >= copies.promised(of, d, q) - slack, where
-                if max(of.other_mixed, of.other_open) <= 0:
+                assert lower >= copies.promised(sums, d, q) - slack, where
+                if max(sums.other_mixed, sums.other_open) <= 0:
                     negative += 1
-                    assert lower >= copies.promised(of, d, q, negative=True) - slack, where
+                    assert lower >= copies.promised(sums, d, q, negative=True) - slack, where
     assert tried // 2 < negative < holds < tried  # there are models at which each of them fails
     assert holds < bound
 
 
 def test_assumption_1_alone_is_not_enough_for_theorem_2() -> None:
     """Where gradients of a class cancel, it holds, and copies, which part what cancelled, raise the second moment."""
-    of = copies.Pairs(5.0, 4.0, 3.0, 2.0, 0.0, -1.0, -1.0)
-    assert copies.promised(of, 1, 0.5) == 0
-    assert copies.promised(of, 1, 0.5, negative=True) == pytest.approx(0.5 * 9)  # remark 1, for a single copy
-    assert copies.promised(of, 3, 0.75) == pytest.approx(3 * 2 / 4 * 9)
+    sums = copies.Pairs(5.0, 4.0, 3.0, 2.0, 0.0, -1.0, -1.0)
+    assert copies.promised(sums, 1, 0.5) == 0
+    assert copies.promised(sums, 1, 0.5, negative=True) == pytest.approx(0.5 * 9)  # remark 1, for a single copy
+    assert copies.promised(sums, 3, 0.75) == pytest.approx(3 * 2 / 4 * 9)
     labels, gram = np.repeat(np.arange(3), 2), np.kron(np.eye(3), [[1, -1], [-1, 1]])
-    of = copies.sums(gram, labels, np.zeros(6, dtype=bool))
-    assert copies.assumption(of)
-    assert copies.promised(of, 1, 0.5) == 0
-    lower = copies.without_copies(0.5) @ of - copies.coefficients(3, 1, 0.5) @ of
+    sums = copies.sums(gram, labels, np.zeros(6, dtype=bool))
+    assert copies.assumption(sums)
+    assert copies.promised(sums, 1, 0.5) == 0
+    lower = copies.without_copies(0.5) @ sums - copies.coefficients(3, 1, 0.5) @ sums
     assert lower == pytest.approx((0.5 - 0.625) * 6)

@@ -89,7 +89,7 @@ def test_a_metric_with_the_order_of_the_rounds_has_correlation_1_and_gains_over_
 
 def test_seeds_of_a_partition_are_drawn_together() -> None:
     doubled = federations(ssdi=np.repeat(np.random.default_rng(1).normal(size=6), 2), rounds=np.repeat(np.arange(6), 2))
-    single = [one for i, one in enumerate(doubled) if i % 2 == 0]
+    single = [federation for i, federation in enumerate(doubled) if i % 2 == 0]
     ends = [
         next(
             (line["correlation_low"], line["correlation_high"])

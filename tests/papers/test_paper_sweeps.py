@@ -43,16 +43,16 @@ def test_a_run_of_several_tables_is_run_once(feddm: ModuleType) -> None:
 
 
 def frame(*lines: tuple[str, str, float | None, int, float, float]) -> pd.DataFrame:
-    """Runs: table, method, rate, seed, validation and test accuracy; as the sweep's frame has them."""
+    """Return the sweep's frame of runs: table, method, learning rate, seed, validation and test accuracy."""
     same: dict[str, Any] = {"at": 0.1, "level": 0.0, "rounds": 8, "bytes_once": 0, "bytes_up": 4e6, "bytes_down": 8e6}
     names = ("table", "method", "rate", "seed", "validation_accuracy", "last_accuracy")
     rows = [{**same, **dict(zip(names, line, strict=True)), "run": str(i)} for i, line in enumerate(lines)]
-    made = pd.DataFrame(rows).astype({"rate": float})
-    algorithm = made["method"].str.replace(r",.*|REAL", "", regex=True).replace("", "feddm")
-    return made.assign(algorithm=algorithm, best_accuracy=made["last_accuracy"], rounds_to_target=4)
+    runs = pd.DataFrame(rows).astype({"rate": float})
+    algorithm = runs["method"].str.replace(r",.*|REAL", "", regex=True).replace("", "feddm")
+    return runs.assign(algorithm=algorithm, best_accuracy=runs["last_accuracy"], rounds_to_target=4)
 
 
-def kept(result: pd.DataFrame) -> list[str]:
+def select_runs(result: pd.DataFrame) -> list[str]:
     return result.loc[feddm_tables.with_choice(result)["chosen"], "run"].tolist()
 
 
@@ -62,7 +62,7 @@ def test_rates_are_chosen_by_the_mean_validation_accuracy_over_seeds() -> None:
     Ties go to the smaller rate; a rate without all seeds is left out.
     """
     noise = "feddm, noise level 0"
-    one = frame(
+    runs = frame(
         ("methods", "feddm", 0.03, 0, 0.90, 0.50), ("methods", "feddm", 0.03, 1, 0.80, 0.50),
         ("methods", "feddm", 0.3, 0, 0.70, 0.99), ("methods", "feddm", 0.3, 1, 0.99, 0.99),
         ("methods", "REAL", None, 0, 0.1, 0.1), ("methods", "REAL", None, 1, 0.1, 0.1),
@@ -70,10 +70,10 @@ def test_rates_are_chosen_by_the_mean_validation_accuracy_over_seeds() -> None:
         ("noise level", noise, 0.03, 0, 0.6, 0.6), ("noise level", noise, 0.3, 0, 0.7, 0.5),
         ("round", "feddm, round 1", 0.03, 0, 0.4, 0.4), ("round", "feddm, round 1", 0.3, 0, 0.2, 0.2),
     )  # fmt: skip
-    assert kept(one) == ["0", "1", "4", "5", "7", "9", "11"]
+    assert select_runs(runs) == ["0", "1", "4", "5", "7", "9", "11"]
     lines = [("methods", "fedavg", rate, seed, 0.5, 0.5) for rate in (2.0, 0.3, 1.0) for seed in (0, 1)]
-    assert kept(frame(*lines)) == ["2", "3"]
-    assert kept(frame(*lines, ("methods", "fedavg", 0.1, 0, 0.9, 0.9))) == ["2", "3"]  # its seed 1 failed
+    assert select_runs(frame(*lines)) == ["2", "3"]
+    assert select_runs(frame(*lines, ("methods", "fedavg", 0.1, 0, 0.9, 0.9))) == ["2", "3"]  # its seed 1 failed
 
 
 @pytest.mark.long
@@ -106,9 +106,9 @@ def test_the_tables_and_the_bytes_of_small_runs(feddpms: ModuleType, tmp_path: P
     cells = [e.cell for e in feddpms.entries(feddpms.arguments(argv)) if e["table"] == "Table 1"]
     text = complete(feddpms.feddpms, argv, cells, tmp_path, again=True)
     first, second = (read_summary(tmp_path / cell.name) or {} for cell in cells)
-    own, other = (100 * one["last_accuracy"] for one in (first, second))
+    ours, other = (100 * summary["last_accuracy"] for summary in (first, second))
     rows = [[row[4], row[6], row[8]] for row in rows_of(text, "| dig")]
-    assert rows == [["feddpms", f"{own:.1f}", f"{own - other:.1f}"], ["fedavg", f"{other:.1f}", ""]]
+    assert rows == [["feddpms", f"{ours:.1f}", f"{ours - other:.1f}"], ["fedavg", f"{other:.1f}", ""]]
     assert exchange.read(tmp_path / cells[1].name) is None
     e = exchange.read(tmp_path / cells[0].name)
     assert e is not None
@@ -153,13 +153,13 @@ def test_it_resumes_with_the_curves_that_are_there(agc: ModuleType, out: Path, t
     argv = [*QUICK, f"--out={tmp_path}"]
     (tmp_path / "curves").mkdir()
     (tmp_path / ".lock").write_bytes((out / ".lock").read_bytes())
-    kept = tmp_path / "curves" / "iid_q0.5_d3_c0.json"
-    before = (out / "curves" / kept.name).read_text()
+    curve = tmp_path / "curves" / "iid_q0.5_d3_c0.json"
+    before = (out / "curves" / curve.name).read_text()
     accuracy = json.loads((out / "summary.json").read_text())["curves"][0]["accuracy"][1]
-    kept.write_text(changed := before.replace(json.dumps(accuracy), "0.125", 1))
+    curve.write_text(changed := before.replace(json.dumps(accuracy), "0.125", 1))
     assert changed != before
     assert agc.gradient_coding([*argv, "--resume"]) == 0
-    assert kept.read_text() == changed
+    assert curve.read_text() == changed
     with pytest.raises(UserError, match=r"repetitions = 4, .*5"):
         agc.gradient_coding([*argv, "--resume", "--repetitions=5"])
 
@@ -170,9 +170,9 @@ def test_workers_change_no_bit(agc: ModuleType, tmp_path: Path) -> None:
     options = ["--preset=smoke", "--shares=0", "--pairs=0.5:3", f"--repetitions={curves.CHUNK + 1}"]
     for workers in (1, 2):
         assert agc.gradient_coding([*options, f"--workers={workers}", f"--out={tmp_path / str(workers)}"]) == 0
-    one, two = (json.loads((tmp_path / str(workers) / "summary.json").read_text()) for workers in (1, 2))
-    assert one["curves"] == two["curves"]
-    assert one["scalar_products"] == two["scalar_products"]
+    first, second = (json.loads((tmp_path / str(workers) / "summary.json").read_text()) for workers in (1, 2))
+    assert first["curves"] == second["curves"]
+    assert first["scalar_products"] == second["scalar_products"]
 
 
 def verdict(values: Sequence[float | None], published: float, note: str = "") -> str:
@@ -181,10 +181,10 @@ def verdict(values: Sequence[float | None], published: float, note: str = "") ->
 
 def test_the_interval_is_the_one_for_a_run_more() -> None:
     values = [40.0, 44.0, 43.0, 45.0, 41.0]
-    one = Compared("R1", Quantity("one", None, 1, "a paper"), dict(enumerate(values)))
+    single = Compared("R1", Quantity("one", None, 1, "a paper"), dict(enumerate(values)))
     half = t.ppf(0.975, 4) * stdev(values) * sqrt(1 + 1 / 5)
-    assert one.predicted == pytest.approx((fmean(values) - half, fmean(values) + half))
-    five = replace(one, quantity=Quantity("one", 3, 1, "a paper", runs=5))
+    assert single.predicted == pytest.approx((fmean(values) - half, fmean(values) + half))
+    five = replace(single, quantity=Quantity("one", 3, 1, "a paper", runs=5))
     half *= sqrt(2 / 5) / sqrt(6 / 5)
     assert five.predicted == pytest.approx((fmean(values) - half, fmean(values) + half))
     wide = replace(five, values={0: 96.0, 1: 92.0, 2: 99.0}).predicted
@@ -209,5 +209,5 @@ def test_the_committed_numbers_have_their_verdicts() -> None:
     for line in lines:
         of_seed = runs.setdefault((line["row"], line["variant"]), {}).setdefault(int(line["seed"]), {})
         of_seed[line["quantity"]] = float(line["ours"]) if line["ours"] else None
-    verdicts = [str(one["verdict"]) for one in report.records(report.compared(runs))]
+    verdicts = [str(record["verdict"]) for record in report.records(report.compared(runs))]
     assert verdicts == [line["verdict"] for line in lines]

@@ -18,8 +18,8 @@ ROUNDS = 2 * (q.TOGETHER // len(q.STEP_SIZES)) + 3
 
 @pytest.fixture(scope="module")
 def small() -> list[Quadratics]:
-    own = q.draw(5, zeta_sq=10, sigma_sq=4, shape=SMALL)
-    return [q.swap(own, p, 5) for p in (0, 0.45, 1)]
+    problem = q.draw(5, zeta_sq=10, sigma_sq=4, shape=SMALL)
+    return [q.swap(problem, p, 5) for p in (0, 0.45, 1)]
 
 
 def plain_loop(problem: Quadratics, eta: float, rounds: int, seed: int, models: str) -> np.ndarray:
@@ -58,17 +58,17 @@ def pairs(problem: Quadratics, client: int) -> Counter:
 
 
 def test_a_swap_moves_whole_samples_and_equally_many_samples_of_each_client() -> None:
-    own = q.draw(0, 10, 5)
-    before, kept = [pairs(own, i) for i in range(10)], []
+    problem = q.draw(0, 10, 5)
+    before, unmoved = [pairs(problem, i) for i in range(10)], []
     for p in (0, 0.1, 0.29, 0.575, 1):
-        after, m = q.swap(own, p, 0), q.n_swapped(p, 100)
+        after, m = q.swap(problem, p, 0), q.n_swapped(p, 100)
         assert sum((pairs(after, i) for i in range(10)), Counter()) == sum(before, Counter())
-        in_place = (after.b == own.b).all(2)
+        in_place = (after.b == problem.b).all(2)
         assert (in_place.sum(1) >= 100 - m).all()
         assert m == 0 or (in_place.sum(1) < 100 - 0.7 * m).all()  # a tenth comes back
-        kept.append(in_place)
-    assert (~kept[1] & kept[2]).sum() < 5  # what p = 0.1 moves, 0.29 moves too, but for what comes back by chance
-    assert (~kept[2][0] & ~kept[2][1]).sum() < 20  # of 29; every client's choice is its own
+        unmoved.append(in_place)
+    assert (~unmoved[1] & unmoved[2]).sum() < 5  # what p = 0.1 moves, 0.29 moves too, but for what comes back by chance
+    assert (~unmoved[2][0] & ~unmoved[2][1]).sum() < 20  # of 29; every client's choice is its own
     assert [q.n_swapped(p, 100) for p in (0.025, 0.29, 0.575, 0.999, 1)] == [2, 29, 57, 99, 100]
 
 
@@ -81,10 +81,10 @@ def test_every_client_and_round_has_an_order_of_its_own() -> None:
 
 def test_the_samples_have_their_distribution() -> None:
     """||A_i b_ij||^2 has mean zeta^2 without noise and sigma^2 without heterogeneity, for every i (tolerance: 5 sd)."""
-    drawn = [q.draw(seed, 7, 0, (10, 2, 25)) for seed in range(400)]
-    assert all(np.array_equal(s.b[:, 0], s.b[:, 1]) for s in drawn)
-    assert np.array_equal(drawn[0].a, np.repeat(np.arange(1, 11)[:, None], 2, axis=1))
-    lengths = np.mean([np.square(s.a[:, :1] * s.b[:, 0]).sum(1) for s in drawn], axis=0)
+    samples = [q.draw(seed, 7, 0, (10, 2, 25)) for seed in range(400)]
+    assert all(np.array_equal(s.b[:, 0], s.b[:, 1]) for s in samples)
+    assert np.array_equal(samples[0].a, np.repeat(np.arange(1, 11)[:, None], 2, axis=1))
+    lengths = np.mean([np.square(s.a[:, :1] * s.b[:, 0]).sum(1) for s in samples], axis=0)
     assert np.allclose(lengths, 7, rtol=5 * (2 / 25 / 400) ** 0.5)
     noise = q.draw(0, 0, 1000)
     assert np.allclose(np.square(noise.a[..., None] * noise.b).sum(2).mean(1), 1000, rtol=5 * (2 / 25 / 100) ** 0.5)
@@ -116,19 +116,19 @@ def test_constants_are_those_of_autograd(small: list[Quadratics]) -> None:
 
 def test_lemma_1_holds_with_equality_for_every_pool(small: list[Quadratics]) -> None:
     """And with as many samples in the pool as of each client, the mixture of p = 1/2 is their union."""
-    own, far = small[1], q.draw(9, 3, 50, (4, 5, 2))
-    for pool, x, p in product((own, far), (q.optimum(own), np.array([0.3, -2.0])), (0, 0.3, 1)):
-        plain, shared, mixed = q.constants(own, x), q.constants(q.pooled(pool), x), q.constants(own, x, pool, p)
-        delta_sq = q.delta_sq(own, pool, x)
-        assert (delta_sq < 1e-20) == (pool is own)
+    near, far = small[1], q.draw(9, 3, 50, (4, 5, 2))
+    for pool, x, p in product((near, far), (q.optimum(near), np.array([0.3, -2.0])), (0, 0.3, 1)):
+        plain, shared, mixed = q.constants(near, x), q.constants(q.pooled(pool), x), q.constants(near, x, pool, p)
+        delta_sq = q.delta_sq(near, pool, x)
+        assert (delta_sq < 1e-20) == (pool is near)
         noise = (1 - p) * plain.sigma_sq + p * shared.sigma_sq + p * (1 - p) * (plain.zeta_sq + delta_sq)
         assert mixed.zeta_sq == pytest.approx((1 - p) ** 2 * plain.zeta_sq, rel=1e-12, abs=1e-25)
         assert mixed.sigma_sq == pytest.approx(noise, rel=1e-12)
         assert mixed.l_max == pytest.approx((1 - p) * plain.l_max + p * shared.l_avg)
         assert mixed.mu == mixed.l_avg == pytest.approx((1 - p) * plain.l_avg + p * shared.l_avg)
     pool, x = q.draw(9, 3, 50, (1, 7, 2)), np.array([0.3, -2.0])
-    union = Quadratics(np.hstack([own.a, np.tile(pool.a, (3, 1))]), np.hstack([own.b, np.tile(pool.b, (3, 1, 1))]))
-    result, wanted = (vars(q.constants(own, x, pool, 0.5)), vars(q.constants(union, x)))
+    union = Quadratics(np.hstack([near.a, np.tile(pool.a, (3, 1))]), np.hstack([near.b, np.tile(pool.b, (3, 1, 1))]))
+    result, wanted = (vars(q.constants(near, x, pool, 0.5)), vars(q.constants(union, x)))
     assert result == pytest.approx(wanted, rel=1e-12)
 
 

@@ -99,8 +99,8 @@ def test_the_swap_keeps_all_images_and_sizes(digits: Dataset, name: str, p: floa
     assert after.a.shape == before.a.shape == (10, 30, 64)
     assert np.array_equal(sorted_examples(after), sorted_examples(Labelled.from_examples(digits.train, 10)))
     stayed = sum(int((after.a[i][:, None] == before.a[i]).all(-1).any(1).sum()) for i in range(10))
-    kept = 10 * (30 - int(p * 30))
-    assert kept <= stayed <= kept + 10 * int(p * 30) * 0.2  # a tenth of the swapped images comes back on average
+    least = 10 * (30 - int(p * 30))
+    assert least <= stayed <= least + 10 * int(p * 30) * 0.2  # a tenth of the swapped images comes back on average
 
 
 def test_zeta_is_the_spread_of_gradients_and_falls_with_the_square_of_what_stays(digits: Dataset) -> None:

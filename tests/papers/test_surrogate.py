@@ -17,9 +17,9 @@ def test_the_real_points_are_those_of_equation_17_and_weights_lie_in_the_interva
     assert abs(real.x.mean()) < 4 / 20_000**0.5
     turned = ((real.x >= 0) != (real.y == 1)).mean()
     assert turned == pytest.approx(0.1, abs=4 * (0.09 / 20_000) ** 0.5)
-    drawn = weights(0, Recipe(4000, radius=0.5))
-    assert np.abs(drawn).max() == 0.5
-    assert (np.abs(drawn) == 0.5).mean() == pytest.approx(0.617, abs=4 * (0.617 * 0.383 / 4000) ** 0.5)  # P(|w| > 1/2)
+    w = weights(0, Recipe(4000, radius=0.5))
+    assert np.abs(w).max() == 0.5
+    assert (np.abs(w) == 0.5).mean() == pytest.approx(0.617, abs=4 * (0.617 * 0.383 / 4000) ** 0.5)  # P(|w| > 1/2)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -29,12 +29,12 @@ def test_matching_moves_each_class_as_a_whole_by_the_closed_form(momentum: float
     start = first(real, 0)
     after = match(real, start, 0, recipe)
     for label in (0.0, 1.0):
-        mine = start.y == label
+        members = start.y == label
         gap, v = _mean(start, label) - _mean(real, label), 0.0
         for w in weights(0, recipe):
-            v = momentum * v + 2 * w**2 * gap / mine.sum()
+            v = momentum * v + 2 * w**2 * gap / members.sum()
             gap -= 0.3 * v
-        moved = after.x[mine] - start.x[mine]
+        moved = after.x[members] - start.x[members]
         assert np.allclose(moved, moved[0], atol=1e-12)
         assert _mean(after, label) - _mean(real, label) == pytest.approx(gap, abs=1e-10)
 

@@ -130,19 +130,19 @@ def test_the_noise_for_a_target_equals_the_specs_table_and_spends_the_whole_targ
     spent = ((1.0, 8.0, 30), (1.0, 2.0, 1), (1.0, 5.0, 0), (0.5, 1.0, 0))
     assert composed(spent, DELTA) == pytest.approx(gaussian.epsilon(sqrt(30 / 64 + 1 / 4), DELTA), rel=1e-12)
     for steps in (1, 25):
-        found = noise_for(target, 1.0, steps, DELTA)
-        assert found == pytest.approx(sqrt(steps) * gaussian.noise_for(target, DELTA), rel=1e-12)
-        assert target * (1 - 1e-9) <= epsilon(1.0, found, steps, DELTA) <= target
+        noise = noise_for(target, 1.0, steps, DELTA)
+        assert noise == pytest.approx(sqrt(steps) * gaussian.noise_for(target, DELTA), rel=1e-12)
+        assert target * (1 - 1e-9) <= epsilon(1.0, noise, steps, DELTA) <= target
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.4])
 @pytest.mark.parametrize("mu", [1e-5, 0.01, 1.0, 30.0, 1e4])
 def test_delta_at_the_epsilon_is_the_delta_that_was_asked_for_at_every_noise_level(mu: float, delta: float) -> None:
-    found = gaussian.epsilon(mu, delta)
-    if found == 0:
+    result = gaussian.epsilon(mu, delta)
+    if result == 0:
         assert gaussian.delta(0.0, mu) <= delta
     else:
-        assert gaussian.delta(found, mu) == pytest.approx(delta, rel=1e-6)
+        assert gaussian.delta(result, mu) == pytest.approx(delta, rel=1e-6)
     assert gaussian.epsilon(0.0, delta) == 0
 
 
@@ -181,7 +181,7 @@ def test_each_client_spends_the_target_in_all_rounds(tmp_path: Path) -> None:
     assert table["q"] == [DPSGD.sampling_rate(n, 16) for n in sizes]
     assert table["steps"] == [2 * DPSGD.steps(n, 16) for n in sizes]
     spent = [epsilon(q, s, k, DELTA) for q, s, k in zip(table["q"], table["sigma"], table["steps"], strict=True)]
-    assert all(3.98 <= one <= 4.0 for one in spent)
+    assert all(3.98 <= e <= 4.0 for e in spent)
     assert spent == result.summary["privacy"]["epsilon_local_training_if_secret"]["of_each_client"]
     assert (table["clip"], table["delta"], set(table["accountant"])) == (5.0, DELTA, {"rdp"})
     assert result.summary["effective"]["dp.noise_multiplier"] == table["sigma"]

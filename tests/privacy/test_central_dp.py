@@ -81,14 +81,14 @@ def test_a_client_moves_the_model_by_at_most_clip_over_m(attack: str, quantile: 
     compressed = Updates((Compression(TopK(0.5), has_feedback=True), Compression(QSGD(2), has_feedback=False)))
     plan = replace(private(federation, 1, CentralDP(0.01, 0.5, quantile)), updates=compressed)
     absent = replace(plan, straggler_rule=lambda joined, facts, round, seed: {0: 0.0})
-    (one, _), (other, _) = (
+    (first, _), (other, _) = (
         federation.run(Altered(ATTACKS[attack]), p)[-1] for p in (plan, absent)
     )  # equal seeds, so equal noise
-    assert np.linalg.norm(model_of(one) - model_of(other)) <= 0.01 / 3 * (1 + 1e-5)
-    assert len(one.rejected) == (attack in ("shape", "name"))
-    assert all(data(x).isfinite().all() for memory in one.memory.values() for x in memory.values())
+    assert np.linalg.norm(model_of(first) - model_of(other)) <= 0.01 / 3 * (1 + 1e-5)
+    assert len(first.rejected) == (attack in ("shape", "name"))
+    assert all(data(x).isfinite().all() for memory in first.memory.values() for x in memory.values())
     if quantile is not None:
-        assert abs(np.log(one.clip or 0) - np.log(other.clip or 0)) <= 0.2 * 0.5 / 3 + 1e-12
+        assert abs(np.log(first.clip or 0) - np.log(other.clip or 0)) <= 0.2 * 0.5 / 3 + 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

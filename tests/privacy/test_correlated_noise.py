@@ -35,11 +35,11 @@ def noise(stage: DPCDA, start: ClientDatasets) -> Tensor:
 def test_noise_is_that_of_one_draw_but_secret_noise_needs_little_more_memory_than_its_array() -> None:
     """The correlated part sums to 0, and one client alone has none."""
     for size in ((7, 3, 40), (1, 3, 40)):
-        z, own = wide_generator("noise of the test").standard_normal((2, *size))
+        z, independent = wide_generator("noise of the test").standard_normal((2, *size))
         e = 50 * (z - z.mean(0))
-        drawn = Correlated(wide_generator("noise of the test"), 50.0).standard_normal(size)
-        assert np.abs(drawn - (e + 50 * own / sqrt(size[0]))).max() < 1e-12
-        assert np.abs((drawn - 50 * own / sqrt(size[0])).sum(0)).max() < 1e-11
+        result = Correlated(wide_generator("noise of the test"), 50.0).standard_normal(size)
+        assert np.abs(result - (e + 50 * independent / sqrt(size[0]))).max() < 1e-12
+        assert np.abs((result - 50 * independent / sqrt(size[0])).sum(0)).max() < 1e-11
     assert np.abs(e).max() == 0
     secret = Correlated(CipherStream(bytes(32)), 1.0)
     tracemalloc.start()
@@ -53,25 +53,25 @@ def test_noise_is_that_of_one_draw_but_secret_noise_needs_little_more_memory_tha
 def test_noise_has_the_variance_tau_squared_in_a_message_and_in_the_total(n: int) -> None:
     """Over 400 seeds, to four standard errors; two messages have the covariance -tau^2/S."""
     streams = [Correlated(wide_generator("noise of the test", seed), 3.0) for seed in range(400)]
-    drawn = np.stack([stream.standard_normal((n, 4)) for stream in streams])
-    assert drawn.sum(1).var() == pytest.approx(9.0, rel=4 * sqrt(2 / 1600))
-    assert drawn[:, 0].var() == pytest.approx(9.0, rel=4 * sqrt(2 / 1600))
+    samples = np.stack([stream.standard_normal((n, 4)) for stream in streams])
+    assert samples.sum(1).var() == pytest.approx(9.0, rel=4 * sqrt(2 / 1600))
+    assert samples[:, 0].var() == pytest.approx(9.0, rel=4 * sqrt(2 / 1600))
     if n > 1:
-        assert (drawn[:, 0] * drawn[:, 1]).mean() == pytest.approx(-9 / n, abs=4 * 9 * sqrt((1 + 1 / n**2) / 1600))
+        assert (samples[:, 0] * samples[:, 1]).mean() == pytest.approx(-9 / n, abs=4 * 9 * sqrt((1 + 1 / n**2) / 1600))
 
 
 @pytest.mark.parametrize("server", [True, False])
 @pytest.mark.parametrize("n", [1, 2, 3, 10])
 def test_exposure_is_that_of_all_that_a_party_knows_together(n: int, server: bool) -> None:
     """Reference: v^T Sigma^+ v of messages (or their sum), the mean of z, and the colluding clients' z and z'."""
-    one, mean = np.eye(n), np.full((n, n), 1 / n)
-    sent = np.hstack([one - mean, one / sqrt(n)])  # as a function of (z, z')
+    identity, mean = np.eye(n), np.full((n, n), 1 / n)
+    sent = np.hstack([identity - mean, identity / sqrt(n)])  # as a function of (z, z')
     for unknown in range(1, n + 1):
         seen = [sent if server else sent.sum(0, keepdims=True), np.hstack([mean[:1], 0 * mean[:1]])]
         seen += [np.eye(2 * n)[unknown:n], np.eye(2 * n)[n + unknown :]]
-        known = np.vstack(seen)
-        v = np.eye(len(known))[0]
-        assert exposure(n, unknown, server) == pytest.approx(v @ np.linalg.pinv(known @ known.T) @ v, rel=1e-6)
+        knowledge = np.vstack(seen)
+        v = np.eye(len(knowledge))[0]
+        assert exposure(n, unknown, server) == pytest.approx(v @ np.linalg.pinv(knowledge @ knowledge.T) @ v, rel=1e-6)
 
 
 def test_an_image_moves_one_row_of_its_clients_message_by_one_at_most() -> None:
@@ -116,9 +116,9 @@ def test_a_change_of_one_client_renews_the_noise_of_all_and_each_mixture_has_its
     x = some(60).x.clone()
     x[50] = 0
     start, changed = clients(20, 40), clients(20, 40, data=Examples(x, some(60).y))
-    drawn = [noise(WHOLE, start), noise(WHOLE, changed)]
-    assert torch.equal(drawn[0], noise(WHOLE, start))
-    both = torch.stack([each.flatten() for each in (*drawn, messages(WHOLE, start, 1) - messages(WHOLE, start))])
+    noises = [noise(WHOLE, start), noise(WHOLE, changed)]
+    assert torch.equal(noises[0], noise(WHOLE, start))
+    both = torch.stack([each.flatten() for each in (*noises, messages(WHOLE, start, 1) - messages(WHOLE, start))])
     assert torch.corrcoef(both[:2])[0, 1].abs() < 4 / sqrt(both.shape[1])
     assert both[2].std() > 1.2 * WHOLE.tau(start)
 
@@ -155,7 +155,7 @@ def test_by_default_at_least_one_client_and_less_than_a_third_may_collude() -> N
 def test_what_is_said_before_a_run_is_the_noise_of_a_pixel() -> None:
     stage, start = replace(WHOLE, clip=0.1), clients(20, 40)
     (sentence,) = stage.beforehand(start)
-    said = float(sentence.partition("deviation ")[2].partition(" per")[0])
+    deviation = float(sentence.partition("deviation ")[2].partition(" per")[0])
     total = messages(stage, start).sum(0) - messages(replace(stage, noise_multiplier=0.0), start).sum(0)
-    assert said == pytest.approx((total / 6 * 0.1 * 8).std().item(), rel=0.15)
+    assert deviation == pytest.approx((total / 6 * 0.1 * 8).std().item(), rel=0.15)
     assert replace(stage, noise_multiplier=0.0).beforehand(start) == []

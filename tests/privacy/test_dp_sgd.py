@@ -98,12 +98,12 @@ def test_noise_is_keyed_by_the_client(digits: Digits) -> None:
     assert not torch.equal(first, other)
     quiet = _moved(replace(local, dp=DPSGD(0.0, 1.0)), work, rows, 1)
     louder = _moved(replace(local, dp=DPSGD(1e-6, 1.0)), work, rows, 1)
-    few, found = replace(local, augment=False, dp=DPSGD(1e-9, 10.0)), []
+    few, moves = replace(local, augment=False, dp=DPSGD(1e-9, 10.0)), []
     for source in (1, 2):  # Poisson batches are drawn from the source of noise, too
         work = Work(federation.module(), torch.device("cpu"), source=Source(source))
         work.load(federation.model)
-        found.append(_moved(few, work, rows, 1))
-    assert (found[0] - found[1]).abs().max() > 1e-3
+        moves.append(_moved(few, work, rows, 1))
+    assert (moves[0] - moves[1]).abs().max() > 1e-3
     assert torch.allclose(quiet, louder, rtol=0, atol=1e-4)  # batches and dropout do not depend on sigma
     assert not torch.equal(quiet, louder)
 
@@ -130,7 +130,7 @@ def test_two_experiments_of_one_seed_share_no_noise() -> None:
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_noise_is_added_once_to_the_sum_in_the_type_of_the_parameters(kind: torch.dtype) -> None:
     """More examples in the batch, with the same B: the same noise. An empty batch is noise alone, not nan."""
-    found = []
+    gradients = []
     for n in (0, 1, 7):
         param, batch = nn.Parameter(torch.zeros(4000, dtype=kind)), (torch.zeros(n, 1), torch.zeros(n))
         loss = lambda batch, step, p=param: (0 * p).sum()  # noqa: E731
@@ -138,10 +138,10 @@ def test_noise_is_added_once_to_the_sum_in_the_type_of_the_parameters(kind: torc
         assert float(value) == 0
         assert param.grad is not None
         assert param.grad.dtype == kind
-        found.append(param.grad)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-    assert float(found[0].double().std()) == pytest.approx(2 * 3 / 4, rel=0.06)
+        gradients.append(param.grad)
+    assert torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[0], gradients[2])
+    assert float(gradients[0].double().std()) == pytest.approx(2 * 3 / 4, rel=0.06)
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e30])

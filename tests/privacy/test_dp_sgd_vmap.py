@@ -57,9 +57,9 @@ def test_each_gradient_is_that_of_a_loop_on_the_real_network_with_attention() ->
     assert (norms < 0.9 * clip).any()
     wanted = torch.stack([clipped(g, clip)[0] for g in each]).sum(0)
     for physical_batch in (1, 4):
-        found = noisy_sum(named, loss, columns, clip, physical_batch)
-        assert (found.values - wanted).norm() < 1e-5 * wanted.norm()
-        assert found.bound == clip
+        total = noisy_sum(named, loss, columns, clip, physical_batch)
+        assert (total.values - wanted).norm() < 1e-5 * wanted.norm()
+        assert total.bound == clip
 
 
 def test_draws_are_averaged_before_clipping_and_what_is_not_finite_adds_nothing() -> None:
@@ -70,8 +70,8 @@ def test_draws_are_averaged_before_clipping_and_what_is_not_finite_adds_nothing(
 
     rows = torch.tensor([[5.0, -3.0], [0.2, 0.4], [torch.inf, 1.0], [torch.nan, 1.0], [0.0, 0.0]])
     for n in (2, 5):
-        found = noisy_sum({"w": torch.zeros(())}, loss, [rows[:n]], 0.9, 8)
-        assert float(found.values) == pytest.approx(0.9 + 0.3)
+        total = noisy_sum({"w": torch.zeros(())}, loss, [rows[:n]], 0.9, 8)
+        assert float(total.values) == pytest.approx(0.9 + 0.3)
     assert not clipped_sum([torch.zeros(2, 3), torch.zeros(2, 1)], 1.0)[0].any()
 
 
@@ -106,9 +106,9 @@ def test_an_empty_batch_makes_a_step_of_noise_that_counts_like_any_other() -> No
     assert len(set(releases)) == 1
     assert releases[0].covered
     assert (releases[0].q, releases[0].sigma, releases[0].sensitivity, releases[0].steps) == (1 / 3, 1.5, 0.4, 1)
-    drawn = [draws().stream("noise", step).standard_normal(2500, dtype=np.float32) for step in range(10 * 3)]
+    noises = [draws().stream("noise", step).standard_normal(2500, dtype=np.float32) for step in range(10 * 3)]
     # divided by the expected size B = 1, not by that of the batch
-    assert torch.allclose(torch.stack(moved), -0.6 * torch.from_numpy(np.stack(drawn)), rtol=0, atol=1e-5)
+    assert torch.allclose(torch.stack(moved), -0.6 * torch.from_numpy(np.stack(noises)), rtol=0, atol=1e-5)
 
 
 def test_a_layer_that_mixes_examples_is_refused_by_name() -> None:
@@ -143,13 +143,13 @@ def test_clients_of_every_method_send_what_they_send_one_example_at_a_time(
     assert is_refused == (name in NOT_AT_ONCE)
     if is_refused:
         return
-    found = [*differences(quick(name), federation, federation.training(_with(4, epochs=1)), rounds=2)]
-    assert [one for one in found if not one[1] <= 1e-5] == []
-    assert bool(found) == (name != "one_shot")  # whose clients send nothing
+    pairs = [*differences(quick(name), federation, federation.training(_with(4, epochs=1)), rounds=2)]
+    assert [pair for pair in pairs if not pair[1] <= 1e-5] == []
+    assert bool(pairs) == (name != "one_shot")  # whose clients send nothing
 
 
 def _trained(digits: Callable[..., Federation], loop: LocalSGD, **more: object) -> Mapping[str, object]:
-    """What a client with weights logs and sends, and its calls of a module that logs something of each example."""
+    """Return what a client with weights sends and logs, and its number of calls of a module that logs labels."""
     federation, calls = digits(SIZES, **more).training(loop), list[int]()
     work, data = federation.work(), federation.data.clients[2]
     work.noise = Noise(Source(5), 0, 0)
@@ -164,18 +164,18 @@ def _trained(digits: Callable[..., Federation], loop: LocalSGD, **more: object) 
 
     work.module.training_step = logging
     data = replace(data, weight=torch.linspace(0.5, 2, len(data)))
-    found = work.local(federation.model, data, 3)
-    return {"model": found.model.buffer.clone(), "spent": found.spent, "calls": len(calls), **found.metrics}
+    result = work.local(federation.model, data, 3)
+    return {"model": result.model.buffer.clone(), "spent": result.spent, "calls": len(calls), **result.metrics}
 
 
 @pytest.mark.parametrize("more", [{}, {"clip_norm": 0.1}, {"augment": True}, {"precision": "tf32"}])
 def test_weights_logs_and_options_equal_the_loop(more: Mapping[str, object], digits: Callable[..., Federation]) -> None:
-    one, many = (_trained(digits, _with(k, **more)) for k in (1, 4))
-    assert one.keys() == many.keys() == {"model", "spent", "calls", "loss", "label", "steps"}
-    assert one["spent"] == many["spent"]
-    assert int(one["calls"]) > 2 * int(many["calls"]) > 0  # pyright: ignore[reportArgumentType]
+    single, many = (_trained(digits, _with(k, **more)) for k in (1, 4))
+    assert single.keys() == many.keys() == {"model", "spent", "calls", "loss", "label", "steps"}
+    assert single["spent"] == many["spent"]
+    assert int(single["calls"]) > 2 * int(many["calls"]) > 0  # pyright: ignore[reportArgumentType]
     for name in ("model", "loss", "label"):
-        assert torch.allclose(torch.as_tensor(one[name]).float(), torch.as_tensor(many[name]).float(), rtol=1e-5)
+        assert torch.allclose(torch.as_tensor(single[name]).float(), torch.as_tensor(many[name]).float(), rtol=1e-5)
     if not more:  # how many are taken at once decides rounding alone
         for k in (2, 64):
             torch.testing.assert_close(_trained(digits, _with(k))["model"], many["model"], rtol=1e-5, atol=1e-6)

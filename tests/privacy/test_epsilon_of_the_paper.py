@@ -15,7 +15,7 @@ from fedcommons.privacy.accountants import epsilon, noise_for
 
 NOTES = Path(__file__).parents[2] / "docs" / "notes"
 DELTA = 1e-5
-GIVEN = ("setting", "command", "q", "noise multiplier", "steps")
+INPUTS = ("setting", "command", "q", "noise multiplier", "steps")
 """Columns of what an epsilon is computed from; all others are epsilons."""
 
 
@@ -40,7 +40,7 @@ def test_each_epsilon_of_the_page() -> None:
         computed["PRV"] = epsilon(*course, DELTA, "prv") if "PRV" in row else 0.0
         computed["printed"] = computed["old conversion"]
         numbers = {name: f"{value:.2f}" for name, value in computed.items() if name in row}
-        assert numbers == {name: row[name] for name in row if name not in GIVEN}
+        assert numbers == {name: row[name] for name in row if name not in INPUTS}
 
 
 @pytest.mark.slow

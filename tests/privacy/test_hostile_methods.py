@@ -104,10 +104,10 @@ def test_a_client_sees_nothing_of_the_one_before(digits: Digits) -> None:
             gradients = sum(p.grad is not None for p in work.named.values())
             (group,) = work.optimizer.param_groups
             moved = float((work.params.buffer - work.initial.buffer).norm())
-            found = {"moved": moved, "gradients": gradients, "state": len(work.optimizer.state), "rate": group["lr"]}
+            numbers = {"moved": moved, "gradients": gradients, "state": len(work.optimizer.state), "rate": group["lr"]}
             reply = super().client(work, *rest)
             group["lr"] = 3.0
-            return replace(reply, metrics=found)
+            return replace(reply, metrics=numbers)
 
     federation = digits(momentum=0.9).training(PRIVATE)
     for now, facts in federation.run(cast("Any", Looks()), federation.plan(2)):
@@ -165,11 +165,11 @@ def test_a_reply_is_its_tensors_and_nothing_else(digits: Digits) -> None:
 
     class Takes(client_of(act)):
         def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, *rest: Any) -> State:
-            found = [
+            counts = [
                 [hasattr(r, "stolen") + hasattr(r.each["part"], "stolen"), len(r.metrics),
                  data(r.each["part"]).untyped_storage().nbytes()] for r in replies.values()
             ]  # fmt: skip
-            return {**super().merge(executor, state, total, replies, *rest), "found": torch.tensor(found)}
+            return {**super().merge(executor, state, total, replies, *rest), "found": torch.tensor(counts)}
 
     federation = digits().training(PRIVATE)
     now = federation.run(cast("Any", Takes()), federation.plan(1))[-1][0]
@@ -256,8 +256,8 @@ def test_what_is_charged_bounds_a_sum_with_several_copies(alpha: float, q: float
     copies = sum(comb(m, k) * q**k * (1 - q) ** (m - k) * density[k] for k in range(m + 1))
     charged = (1 - spent.q) * density[0] + spent.q * density[round(spent.sensitivity)]
 
-    def renyi(one: Any, other: Any) -> Any:
-        return np.sum((one / other) ** alpha * other)
+    def renyi(first: Any, other: Any) -> Any:
+        return np.sum((first / other) ** alpha * other)
 
     assert renyi(copies, density[0]) <= renyi(charged, density[0])
     assert renyi(density[0], copies) <= renyi(density[0], charged)

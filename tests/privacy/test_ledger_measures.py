@@ -87,13 +87,13 @@ def test_no_epsilon_is_stated_of_a_client_once_its_training_is_not_covered(digit
 
     federation = digits().training(PRIVATE)
     ledgers = [now.ledger for now, _ in federation.run(Leaks(), federation.plan(3))]
-    said = [statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True) for ledger in ledgers]
-    each = [one["epsilon_local_training"]["of_each_client"] for one in said]
+    reports = [statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True) for ledger in ledgers]
+    each = [report["epsilon_local_training"]["of_each_client"] for report in reports]
     assert each[0][1] > 0
-    assert all(of[1] is None and min(of[0], *of[2:]) > 0 for of in each[1:])
-    assert [one["epsilon_local_training"]["largest"] for one in said] == [max(each[0]), None, None]
-    assert [one["epsilon_of_messages"] for one in said[1:]] == [None, None]
-    assert in_short(said[2])["epsilon_local_training"] == "none"
+    assert all(epsilons[1] is None and min(epsilons[0], *epsilons[2:]) > 0 for epsilons in each[1:])
+    assert [report["epsilon_local_training"]["largest"] for report in reports] == [max(each[0]), None, None]
+    assert [report["epsilon_of_messages"] for report in reports[1:]] == [None, None]
+    assert in_short(reports[2])["epsilon_local_training"] == "none"
     assert [read(ledger.record()) for ledger in ledgers] == ledgers
 
 

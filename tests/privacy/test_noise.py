@@ -33,9 +33,9 @@ FULL = 1000
 def counted(y: Tensor, x: Tensor, seed: int = 0, sigma: float = 2.0) -> Tensor:
     """Return the noisy class shares of 200 examples of two classes, as the labels of 20,000 synthetic images."""
     store = Examples(x, y)
-    given = ClientDatasets(Clients(store, [np.arange(200)]), 2, False, seed)
+    client_data = ClientDatasets(Clients(store, [np.arange(200)]), 2, False, seed)
     recipe = requests.GeneratorRecipe("", DDPM(), 1.0, label_noise=sigma)
-    (need,) = requests.requests_of_clients(0.99, given, recipe)
+    (need,) = requests.requests_of_clients(0.99, client_data, recipe)
     return torch.bincount(need.labels, minlength=2) / len(need.labels)
 
 
@@ -81,8 +81,8 @@ def test_whatever_differs_has_draws_of_its_own_and_nothing_else(salt: bytes) -> 
     calls = [numbers(twice, x, y) for _ in range(3)]
     draws, keys = twice.call("any", x, y), (("a", 1), ("a", 2), ("b", 1), ("a1", 1), ("a", 11))
     steps = [tuple(draws.stream(*key).random(4).tolist()) for key in keys]
-    found = [first(), *others, *calls, *steps]
-    assert len({number for each in found for number in each}) == 4 * len(found)
+    results = [first(), *others, *calls, *steps]
+    assert len({number for each in results for number in each}) == 4 * len(results)
     assert first(x=x.t().contiguous().t(), memory=dict(memory)) == first()  # where they lie decides nothing
 
 
@@ -113,16 +113,16 @@ MANY = 200_000
 
 
 def slowly(stream: bytes, n: int) -> list[float]:
-    """n numbers as they are defined, from 32 n bytes: of four words each, i, n + i, 2 n + i and 3 n + i."""
+    """Return n numbers by their definition, from 32 n bytes: number i uses words i, n + i, 2 n + i and 3 n + i."""
     words = [int.from_bytes(stream[8 * k : 8 * k + 8], "little") >> 11 for k in range(4 * n)]
-    found = []
+    normals = []
     for i in range(n):
         total = 0.0
         for of_radius, of_angle in ((words[i], words[2 * n + i]), (words[n + i], words[3 * n + i])):
             radius, angle = sqrt(-2 * log((of_radius + 1) / 2**53)), 2 * pi * of_angle / 2**53
             total += radius * cos(angle) + radius * sin(angle)
-        found.append(total / 2)
-    return found
+        normals.append(total / 2)
+    return normals
 
 
 def test_the_stream_is_chacha20() -> None:
@@ -132,9 +132,9 @@ def test_the_stream_is_chacha20() -> None:
     normal = CipherStream(bytes(32)).standard_normal((2, 2), dtype=np.float32)
     assert normal.dtype == np.float64  # or better than asked for
     assert normal.tolist() == [pytest.approx(row, abs=1e-13) for row in np.reshape(slowly(stream, 4), (2, 2)).tolist()]
-    one = CipherStream(KEY)  # a stream is read on
-    assert np.concatenate([one.random(3), one.random(5)]).tolist() == CipherStream(KEY).random(8).tolist()
-    assert not set(one.standard_normal(8)) & set(one.standard_normal(8))
+    cipher = CipherStream(KEY)  # a stream is read on
+    assert np.concatenate([cipher.random(3), cipher.random(5)]).tolist() == CipherStream(KEY).random(8).tolist()
+    assert not set(cipher.standard_normal(8)) & set(cipher.standard_normal(8))
 
 
 @pytest.mark.parametrize("kind", ["random", "standard_normal"])
@@ -185,25 +185,25 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_salt_is_a_file_that_only_its_user_reads(state: Path) -> None:
     mask = os.umask(0)
     try:
-        made = [salts.new(), salts.new(), salts.of_artifact("key")]
+        fresh = [salts.new(), salts.new(), salts.of_artifact("key")]
     finally:
         os.umask(mask)
-    assert len({*made}) == 3
-    assert all(len(salt) == 32 for salt in made)
+    assert len({*fresh}) == 3
+    assert all(len(salt) == 32 for salt in fresh)
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
     files = sorted(state.iterdir())
-    assert [path.name for path in files] == sorted(["artifact-key", *(f"run-{salts.name_of(s)}" for s in made[:2])])
+    assert [path.name for path in files] == sorted(["artifact-key", *(f"run-{salts.name_of(s)}" for s in fresh[:2])])
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
-    assert {path.read_bytes() for path in files} == {*made}
-    assert salts.of_run(salts.name_of(made[0]), Path("run")) == made[0]
-    assert salts.of_artifact("key") == made[2]
+    assert {path.read_bytes() for path in files} == {*fresh}
+    assert salts.of_run(salts.name_of(fresh[0]), Path("run")) == fresh[0]
+    assert salts.of_artifact("key") == fresh[2]
 
 
 def test_workers_that_need_a_salt_at_the_same_time_get_the_same_one(state: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
-        found = [*pool.map(salts.of_artifact, [f"key {k // 4}" for k in range(80)])]
-    assert [len(set(found[k : k + 4])) for k in range(0, 80, 4)] == [1] * 20
-    assert len(set(found)) == len(list(state.iterdir())) == 20
+        values = [*pool.map(salts.of_artifact, [f"key {k // 4}" for k in range(80)])]
+    assert [len(set(values[k : k + 4])) for k in range(0, 80, 4)] == [1] * 20
+    assert len(set(values)) == len(list(state.iterdir())) == 20
 
 
 def another_users(path: Path) -> None:
@@ -241,13 +241,13 @@ def test_a_salt_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: p
 
 def test_noise_hides_one_value_once() -> None:
     for salt in (b"", bytes(32)):
-        noise, one = Noise(Source(1, salt)), torch.ones(3)
-        of = [noise.call("test").stream_for(value).random(4).tolist() for value in (one, one)]
-        assert of[0] != of[1]  # calls differ
-        again = [Noise(Source(1, salt)).call("test").stream_for(value).random(4).tolist() for value in (one, 2 * one)]
-        assert again[0] == of[0]
-        assert (again[1] == of[0]) == (salt == b"")
+        noise, ones = Noise(Source(1, salt)), torch.ones(3)
+        numbers = [noise.call("test").stream_for(value).random(4).tolist() for value in (ones, ones)]
+        assert numbers[0] != numbers[1]  # calls differ
+        again = [Noise(Source(1, salt)).call("test").stream_for(value).random(4).tolist() for value in (ones, 2 * ones)]
+        assert again[0] == numbers[0]
+        assert (again[1] == numbers[0]) == (salt == b"")
     draws = Noise(Source(1)).call("test")
-    draws.stream_for(one, 1)
+    draws.stream_for(ones, 1)
     with pytest.raises(ValueError, match="has been drawn"):
-        draws.stream_for(one, 1)
+        draws.stream_for(ones, 1)

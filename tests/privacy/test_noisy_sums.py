@@ -107,12 +107,12 @@ def test_the_ledgers_epsilon_is_the_target_and_a_sum_says_that_it_is_one(target:
 @pytest.mark.parametrize("t", [0, 1, 3, 6, 9])
 def test_each_partys_epsilon_counts_only_the_noise_of_clients_that_are_not_missing(t: int) -> None:
     stage = MERF(target_epsilon=2.0, noise="summed", may_miss=t)
-    seen, one = stage.views(10), stage.sigma_of_each(10)
+    seen, sigma = stage.views(10), stage.sigma_of_each(10)
     terms = {OUTSIDERS: 10 - t, SECURE: 10 - t, SERVER: 1, ANOTHER: max(1, 9 - t), "5 clients together": max(1, 5 - t)}
     assert list(seen) == list(terms)
     for party, n in terms.items():
         epsilon = gaussian.epsilon(seen[party], 1e-5)
-        assert gaussian.delta(epsilon, 1 / (one * sqrt(n))) == pytest.approx(1e-5, rel=1e-6)
+        assert gaussian.delta(epsilon, 1 / (sigma * sqrt(n))) == pytest.approx(1e-5, rel=1e-6)
     assert gaussian.epsilon(seen[SECURE], 1e-5) == pytest.approx(2.0, rel=1e-6)
 
 
@@ -178,9 +178,9 @@ def test_the_rate_falls_by_a_tenth_after_each_fifth_of_the_steps(monkeypatch: py
     rates: list[float] = []
 
     class Recorded(torch.optim.Adam):
-        def step(self, *of: Any, **how: Any) -> None:
+        def step(self, *arguments: Any, **how: Any) -> None:
             rates.append(self.param_groups[0]["lr"])
-            super().step(*of, **how)
+            super().step(*arguments, **how)
 
     monkeypatch.setattr(torch.optim, "Adam", Recorded)
     train(PHI, sums(PHI, bars(40), 4), SHAPE, 10, seed=0)
@@ -194,8 +194,8 @@ def test_images_do_not_depend_on_one_another() -> None:
     assert len(images.x.flatten(1).unique(dim=0)) == 20
     with torch.no_grad():
         for i in range(20):
-            one = (255 * network(codes[i : i + 1], images.y[i : i + 1])).round()
-            assert (one - images.x[i].float()).abs().max() <= 1  # sums in another order
+            image = (255 * network(codes[i : i + 1], images.y[i : i + 1])).round()
+            assert (image - images.x[i].float()).abs().max() <= 1  # sums in another order
 
 
 SENT: list[NoisySum] = []
@@ -209,12 +209,12 @@ class Sent(MERF):
 @pytest.mark.parametrize("fit", ["generator", "images"])
 def test_images_follow_from_the_release_alone(fit: str) -> None:
     constants: dict[str, Any] = {"noise_multiplier": 1.0, "features": 40, "per_class": 3, "steps": 3, "fit": fit}
-    stage, (mine, others) = MERF(**constants), (clients(20, n=40, data=bars(40, seed)) for seed in (0, 1))
-    SENT[:] = [stage.message(mine, client, stage.phi(mine)) for client in range(2)]
-    own, apart, same = (one.make(start, []).store.x[40:]
-                        for one, start in ((stage, mine), (stage, others), (Sent(**constants), others)))  # fmt: skip
-    assert not torch.equal(own, apart)
-    assert torch.equal(own, same)
+    stage, (ours, others) = MERF(**constants), (clients(20, n=40, data=bars(40, seed)) for seed in (0, 1))
+    SENT[:] = [stage.message(ours, client, stage.phi(ours)) for client in range(2)]
+    first, apart, same = (method.make(start, []).store.x[40:]
+                        for method, start in ((stage, ours), (stage, others), (Sent(**constants), others)))  # fmt: skip
+    assert not torch.equal(first, apart)
+    assert torch.equal(first, same)
 
 
 SHORT = NDPDC(noise_multiplier=1.0, iterations=3, per_class=2, batch=2, width=8)
@@ -231,9 +231,9 @@ def test_every_step_has_a_network_and_an_augmentation_of_its_own_which_all_can_d
     for other in (networks().at(1), networks(1).at(0)):
         assert (other(x, y) - first).norm() > 0.1
     copies = condensation.pixels(some(1).x).expand(3, -1, -1, -1)
-    one, same, other = networks(0, 1, "all").at(0)(copies, torch.tensor([3, 3, 4]))
-    assert torch.equal(one, same)
-    assert (one - other).norm() > 0.1
+    base, same, other = networks(0, 1, "all").at(0)(copies, torch.tensor([3, 3, 4]))
+    assert torch.equal(base, same)
+    assert (base - other).norm() > 0.1
 
 
 def test_the_rate_follows_public_numbers_and_is_one_for_small_clients() -> None:
@@ -266,7 +266,7 @@ def test_each_image_is_drawn_at_the_rate_whatever_its_class() -> None:
     assert sender.q == pytest.approx(1 / 3)
 
     def phi(x: Tensor, y: Tensor) -> Tensor:
-        return torch.eye(60)[[int((whole == one).all((1, 2, 3)).nonzero()) for one in x]]
+        return torch.eye(60)[[int((whole == image).all((1, 2, 3)).nonzero()) for image in x]]
 
     whole = condensation.pixels(start.clients.store.x)
     counts = torch.stack([sender.message(phi, step).values.sum(0) for step in range(steps)])
@@ -294,14 +294,14 @@ def test_without_noise_and_with_every_image_it_is_distribution_matching(cuts: tu
             real = torch.zeros(every.size)
             for x in start.clients.store.x[start.clients.store.y == c]:
                 real += feature(x / 255 * 2 - 1).detach()
-            mine = [images[c * ipc + k].clone().requires_grad_() for k in range(ipc)]
-            matched = batch / ipc * torch.stack([feature(x) for x in mine]).sum(0)
+            class_images = [images[c * ipc + k].clone().requires_grad_() for k in range(ipc)]
+            matched = batch / ipc * torch.stack([feature(x) for x in class_images]).sum(0)
             loss = ((batch / expected * real - matched) ** 2).sum()
-            for k, g in enumerate(torch.autograd.grad(loss, mine)):
+            for k, g in enumerate(torch.autograd.grad(loss, class_images)):
                 velocity[c * ipc + k] = 0.5 * velocity[c * ipc + k] + g
         images = images - 0.1 * velocity
     order = torch.cat([torch.arange(20)[i :: len(cuts) + 1] for i in range(len(cuts) + 1)])
-    slow, before = (((of + 1) * 127.5).clamp(0, 255).round()[order] for of in (images, first))
+    slow, before = (((pixels + 1) * 127.5).clamp(0, 255).round()[order] for pixels in (images, first))
     result = stage.make(start, ()).store[slice(60, None)]
     assert result.y.tolist() == (order // ipc).tolist()
     assert (result.x.float() - slow).abs().max() <= 1

@@ -37,8 +37,8 @@ class Restated(LocalSGD):
     change: Callable[[Release], Release] = lambda release: release
 
     def run(self, *args: Any, **more: Any) -> LocalResult:
-        found = super().run(*args, **more)
-        return found._replace(spent=self.change(found.spent))
+        result = super().run(*args, **more)
+        return result._replace(spent=self.change(result.spent))
 
 
 FAULTS: dict[str, tuple[LocalSGD, str]] = {
@@ -53,9 +53,9 @@ FAULTS: dict[str, tuple[LocalSGD, str]] = {
 @pytest.mark.long
 def test_the_audit_finds_faults_of_training(name: str) -> None:
     loop, words = FAULTS[name]
-    found = audit(loop, seed=1)
-    assert found.reported is not None  # the ledger takes it for private
-    assert any(words in fault for fault in found.faults), (found.faults, found)
+    result = audit(loop, seed=1)
+    assert result.reported is not None  # the ledger takes it for private
+    assert any(words in fault for fault in result.faults), (result.faults, result)
 
 
 @pytest.mark.parametrize(
@@ -66,20 +66,20 @@ def test_the_audit_finds_faults_of_training(name: str) -> None:
 @pytest.mark.long
 def test_the_audit_finds_faults_of_noise(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_noise(monkeypatch, name)
-    found = audit(LOOP, seed=1)
-    assert found.reported is not None
-    assert any(words in fault for fault in found.faults), (found.faults, found)
+    result = audit(LOOP, seed=1)
+    assert result.reported is not None
+    assert any(words in fault for fault in result.faults), (result.faults, result)
 
 
 @pytest.mark.parametrize("loop", [LOOP, ALL], ids=["q 0.1", "q 1"])
 @pytest.mark.long
 def test_honest_training_has_no_fault(loop: LocalSGD) -> None:
-    found = audit(loop, 1)
-    assert found.faults == []
-    assert found.verdict == "not above the reported one"
-    assert found.estimate is not None
-    assert found.estimate.epsilon < found.estimate.ceiling
-    assert found.sensitivity == pytest.approx(1, abs=1e-4)
+    result = audit(loop, 1)
+    assert result.faults == []
+    assert result.verdict == "not above the reported one"
+    assert result.estimate is not None
+    assert result.estimate.epsilon < result.estimate.ceiling
+    assert result.sensitivity == pytest.approx(1, abs=1e-4)
 
 
 # Messages of a method of one's own

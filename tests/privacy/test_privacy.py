@@ -41,9 +41,9 @@ def test_a_client_is_charged_for_what_it_released_and_no_other() -> None:
     assert spent == [0, epsilon(0.25, 1.0, 8, 1e-5), epsilon(0.25, 1.0, 11, 1e-5), 0, epsilon(0.5, 1.0, 5, 1e-5)]
     assert ledger.updates.largest_epsilon(1e-5) == max(spent)
     assert Ledger().updates.largest_epsilon(1e-5) == 0
-    said = statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True)
-    assert said["epsilon_local_training"] == {"largest": max(spent), "of_each_client": spent}
-    assert said["epsilon_of_messages"] == max(spent)
+    report = statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True)
+    assert report["epsilon_local_training"] == {"largest": max(spent), "of_each_client": spent}
+    assert report["epsilon_of_messages"] == max(spent)
     assert ledger.uncovered == {}
 
 
@@ -53,9 +53,9 @@ def test_what_was_shared_before_counts_in_the_whole_and_not_in_training() -> Non
     assert ledger.updates.covered == {0: {(0.25, 1.0): 8, (0.5, 2.0): 4}}
     trained, whole = (composed(((0.25, 1.0, n), (0.5, 2.0, 4)), 1e-5) for n in (8, 12))
     assert (ledger.updates.epsilon(0, 1e-5), ledger.epsilon_of_all(0, 1e-5)) == (trained, whole)
-    said = statement(ledger, 2, 1e-5, rejected=0, local=True, secret=True)
-    assert said["epsilon_local_training"]["of_each_client"] == [trained, 0]
-    assert said["epsilon_of_messages"] == whole
+    report = statement(ledger, 2, 1e-5, rejected=0, local=True, secret=True)
+    assert report["epsilon_local_training"]["of_each_client"] == [trained, 0]
+    assert report["epsilon_of_messages"] == whole
 
 
 @pytest.mark.parametrize("bare", [Release(3, ("images",)), Release(3)], ids=["nothing", "no name"])
@@ -63,14 +63,14 @@ def test_what_was_shared_before_counts_in_the_whole_and_not_in_training() -> Non
 def test_one_event_of_one_client_that_is_not_covered_leaves_no_epsilon_of_all(bare: Release, before: bool) -> None:
     ledger = (Ledger.before_rounds([bare]) if before else Ledger().after([bare])).after([_trained(0), _trained(1)])
     assert sum(ledger.uncovered.values()) == 1
-    said = statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True)
-    assert said["epsilon_of_messages"] is None
-    assert said["epsilon_local_training"]["largest"] == epsilon(0.25, 1.0, 8, 1e-5)
-    assert "released 1 time " in said["uncovered"][-1]
+    report = statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True)
+    assert report["epsilon_of_messages"] is None
+    assert report["epsilon_local_training"]["largest"] == epsilon(0.25, 1.0, 8, 1e-5)
+    assert "released 1 time " in report["uncovered"][-1]
 
 
 def test_what_was_given_away_is_the_most_of_one_event_and_nothing_that_noise_covers() -> None:
-    """Two events may have given away the same examples, so that their sum would count these twice."""
+    """Two releases may disclose the same examples, so that their sum would count the examples twice."""
     ledger = Ledger.before_rounds([Release(1, ("images",), n_disclosed=5), replace(_trained(2), n_disclosed=9)])
     ledger = ledger.after([Release(1, ("more",), n_disclosed=3), Release(4, ("means",), n_disclosed=2)]).after(
         [_trained(1)]
@@ -123,8 +123,8 @@ class DrawsElsewhere(FedAvg):
 
     def client(self, *args: Any) -> Reply:
         delta = {"delta": torch.randn(4, generator=torch.Generator().manual_seed(args[-1]))}
-        said = Release(what=("delta",), mechanism=SAMPLED_GAUSSIAN, sigma=1.0, sensitivity=1.0, steps=1)
-        return Reply(each=delta, releases=[said])
+        release = Release(what=("delta",), mechanism=SAMPLED_GAUSSIAN, sigma=1.0, sensitivity=1.0, steps=1)
+        return Reply(each=delta, releases=[release])
 
     def merge(self, executor: Any, state: State, *args: Any) -> State:
         return state
@@ -163,7 +163,7 @@ def test_batch_norms_statistics_are_uncovered_whatever_a_method_says(digits: Dig
         assert ledger.uncovered == {"buffers": 10}
 
 
-TAKEN = [0]
+CALLS = [0]
 """How many batches were drawn; outside of the method and its loop, whose changes uncover all."""
 
 
@@ -172,12 +172,12 @@ def alternating(*sigmas: float) -> DPSGD:
 
     class Alternates(DPSGD):
         def sample(self, n: int, batch_size: int, draws: Stream) -> torch.Tensor:
-            TAKEN[0] += 1
+            CALLS[0] += 1
             return super().sample(n, batch_size, draws)
 
         @property
         def noise_multiplier(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-            return sigmas[max(0, TAKEN[0] - 1) % len(sigmas)]
+            return sigmas[max(0, CALLS[0] - 1) % len(sigmas)]
 
         @noise_multiplier.setter
         def noise_multiplier(self, value: float) -> None:
@@ -193,14 +193,14 @@ def alternating(*sigmas: float) -> DPSGD:
     ids=["no noise", "noise", "one step without", "steps of two kinds"],
 )  # fmt: skip
 def test_only_steps_of_one_noise_level_are_covered(dp: DPSGD, uncovered: dict[str, int], digits: Digits) -> None:
-    TAKEN[0] = 0
+    CALLS[0] = 0
     assert _ledger(FedAvg(), digits(), LocalSGD(2, 5, dp=dp)).uncovered == uncovered
 
 
 @pytest.mark.parametrize("bare_steps", [0, 1])
 def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(bare_steps: int, digits: Digits) -> None:
     """The first step has no noise: a ledger that reads only the last step would miss it."""
-    TAKEN[0] = 0
+    CALLS[0] = 0
     method = FedDM(init="noise", iterations=3, match_batch=4, least=5)
     federation = digits(sizes=(40,))
     n_classes = int((torch.bincount(federation.data.clients[0].y) >= 5).sum())  # of each class a batch in a step
@@ -213,7 +213,7 @@ def test_a_delta_at_which_an_example_could_be_published_is_refused() -> None:
     config = presets.experiment("smoke", "digits", {"dp.local": True, "partition.name": "dirichlet_niid"})
     largest = max(range(4), key=lambda i: len(build(config).partition.rows[i]))
     n = len(build(config).partition.rows[largest])
-    for values in ({"dp.delta": 1 / n}, {"dp.delta": 1 / n, "dp.local": False}):  # a given delta is meant to be used
+    for values in ({"dp.delta": 1 / n}, {"dp.delta": 1 / n, "dp.local": False}):  # a delta that is set must be used
         with pytest.raises(UserError, match=rf"dp.delta must be below 1/n_i .* client {largest} has {n}"):
             build(override(config, values))
     build(override(config, {"dp.delta": 0.999 / n}))
@@ -266,7 +266,7 @@ def test_seeded_noise_earns_nothing_and_the_names_say_so() -> None:
 
 
 def test_parts_that_are_not_ours_are_named_as_trusted() -> None:
-    own = {"algorithm": "my.py:Mine", "generator": "my.py:Draws", "tracker": "my.py:Tells"}
-    said = statement(Ledger(), 1, 1e-5, rejected=0, local=True, secret=True, user_code=own)["trusted"]
-    assert [line.partition(":")[0] for line in said] == ["algorithm my.py", "generator my.py"]
+    user_code = {"algorithm": "my.py:Mine", "generator": "my.py:Draws", "tracker": "my.py:Tells"}
+    lines = statement(Ledger(), 1, 1e-5, rejected=0, local=True, secret=True, user_code=user_code)["trusted"]
+    assert [line.partition(":")[0] for line in lines] == ["algorithm my.py", "generator my.py"]
     assert statement(Ledger(), 1, 1e-5, rejected=0, local=True, secret=True)["trusted"] == []

@@ -99,14 +99,14 @@ def feddm(dp: Counting, seed: int) -> Divided:
     """The images of one class, which all its real images pull the same way: each step moves them by lr = 1 times it."""
     module = Classifier(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), lr=0.1)
     module.head = "network.2"
-    work, found = Work(module, torch.device("cpu"), LocalSGD(1, EXPECTED, dp=dp)), []
+    work, results = Work(module, torch.device("cpu"), LocalSGD(1, EXPECTED, dp=dp)), []
     data = ClientData(torch.ones(N, 4), torch.zeros(N, dtype=torch.int64))
     how = FedDM(iterations=1, radius=0.0, match_batch=EXPECTED, image_lr=1.0, image_momentum=0.0, sigma=0.0, clip=1.0)
     for step in range(16):
         work.noise, before = Noise(SEED_ALONE, seed, step), -torch.ones(1, 4)
         after = feddm_matching.match(work, work.initial, data, {0: torch.arange(N)}, before.clone(), how, seed)[0]
-        found += [divided(dp.sizes[-1], after - before)] if dp.sizes[-1] else []
-    return found
+        results += [divided(dp.sizes[-1], after - before)] if dp.sizes[-1] else []
+    return results
 
 
 @pytest.mark.parametrize("way", [local, vectorised, feddm])
@@ -139,25 +139,25 @@ def watched(batch: Sequence[int]) -> Iterator[list[Tensor]]:
     """Sums in units of C, before their noise, of steps that all have this batch."""
     sums, blur = list[Tensor](), NoisySum.blur
 
-    def watch(total: NoisySum, *given: Any) -> None:
+    def watch(total: NoisySum, *arguments: Any) -> None:
         sums.append(total.values / total.clip)
-        blur(total, *given)
+        blur(total, *arguments)
 
     with patch.object(NoisySum, "blur", watch), patch.object(DPSGD, "sample", lambda *_: torch.tensor(batch)):
         yield sums
 
 
 def blanked() -> Examples:
-    """Digits, the first of which has no finite gradient and adds nothing to a sum."""
-    own = digits((SIZE,)).data.clients.store
-    x = own.x.float()
+    """Return digits, the first of which has no finite gradient and adds nothing to a sum."""
+    store = digits((SIZE,)).data.clients.store
+    x = store.x.float()
     x[0] = float("nan")
-    return Examples(x, own.y)
+    return Examples(x, store.y)
 
 
 def local_sums(what: str, batch: Sequence[int], salt: bytes) -> Tensor:
-    given, augment = LOCAL[what]
-    federation = digits((SIZE,), **given).training(LocalSGD(2, 6, dp=DPSGD(0.1, 1.0), augment=augment))
+    fields, augment = LOCAL[what]
+    federation = digits((SIZE,), **fields).training(LocalSGD(2, 6, dp=DPSGD(0.1, 1.0), augment=augment))
     work, data = federation.work(), blanked()
     work.noise = Noise(Source(5, salt))
     with watched(batch) as sums:

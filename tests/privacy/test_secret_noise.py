@@ -159,34 +159,34 @@ def whole(tmp_path: Path) -> Path:
 @pytest.mark.long
 def test_two_secret_runs_of_one_seed_differ_and_two_seeded_ones_do_not(tmp_path: Path, state: Path) -> None:
     for noise, alike in (("seeded", True), ("secret", False)):
-        one, other = (tmp_path / f"{noise} {k}" for k in (1, 2))
-        for folder in (one, other):
+        first, other = (tmp_path / f"{noise} {k}" for k in (1, 2))
+        for folder in (first, other):
             run(config(tmp_path, dp__noise=noise, federation__rounds=1), folder, say=quiet)
-        a, b = outputs(one), outputs(other)
+        a, b = outputs(first), outputs(other)
         assert (a == b) == (a["round-000001.safetensors"] == b["round-000001.safetensors"]) == alike
-        assert state.exists() == (one / "noise.json").exists() == (not alike)
-    names = {json.loads((folder / "noise.json").read_text())["salt"] for folder in (one, other)}
+        assert state.exists() == (first / "noise.json").exists() == (not alike)
+    names = {json.loads((folder / "noise.json").read_text())["salt"] for folder in (first, other)}
     assert {path.name for path in state.iterdir()} == {f"run-{name}" for name in names}
     assert len(names) == 2
 
 
 @pytest.mark.long
 def test_a_salt_is_in_no_other_file_or_output(tmp_path: Path, state: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Of a run with generators, and of one whose client fails: its traceback is kept too."""
+    """One run has generators; in the other a client fails, and the run stores its traceback."""
     run(config(tmp_path, **POOL), tmp_path / "run")
     with pytest.raises(ClientError, match="largest was client"):
         run(config(tmp_path, client__lr=1e38), tmp_path / "failed")
-    kept = [path.read_bytes() for path in state.iterdir()]
-    assert len(kept) == 2 + 4 + 4  # two runs, and of each of four clients the generator and the class counts
+    salt_bytes = [path.read_bytes() for path in state.iterdir()]
+    assert len(salt_bytes) == 2 + 4 + 4  # two runs, and of each of four clients the generator and the class counts
     folders = [tmp_path / name for name in ("run", "failed", "artifacts")]
     files = [path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()]
     files += [text.encode() for text in capfd.readouterr()]
     assert len(files) > 20
-    for salt in kept:
+    for salt in salt_bytes:
         for written in (salt, salt.hex().encode(), base64.b64encode(salt), repr(salt)[2:-1].encode()):
             assert not any(written in content for content in files)
-    told = json.loads((tmp_path / "run" / "noise.json").read_text())
-    assert len({told["salt"], *told["generators"]} & {salts.name_of(salt) for salt in kept}) == 5
+    record = json.loads((tmp_path / "run" / "noise.json").read_text())
+    assert len({record["salt"], *record["generators"]} & {salts.name_of(salt) for salt in salt_bytes}) == 5
 
 
 def test_a_secret_run_that_goes_on_ends_as_if_nothing_had_happened(tmp_path: Path, whole: Path, state: Path) -> None:
@@ -231,8 +231,8 @@ def test_configurations_of_a_sweep_share_what_does_not_differ(tmp_path: Path, mo
     """Generators and noisy class counts are released once, whatever the learning rate, p or the number of rounds."""
 
     def needs(**values: Any) -> list[tuple[bytes, dict[str, Any], list[int]]]:
-        made = build.build(override(config(tmp_path, **POOL), values)).requests
-        return [(need.salt, need.generator_facts, need.labels.tolist()) for need in made]
+        requests = build.build(override(config(tmp_path, **POOL), values)).requests
+        return [(need.salt, need.generator_facts, need.labels.tolist()) for need in requests]
 
     first = needs()
     assert len({salt for salt, *_ in first}) == len(first)

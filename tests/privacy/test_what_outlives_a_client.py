@@ -179,8 +179,8 @@ def test_a_learning_rate_that_changes_is_not_taken_for_state_of_a_client(schedul
 
     def scheduled() -> LightningModule:
         module = Plain()
-        made = SCHEDULERS[scheduler](torch.optim.SGD(module.parameters(), 0.1, momentum=0.9))
-        module.configure_optimizers = lambda: made
+        optimizers = SCHEDULERS[scheduler](torch.optim.SGD(module.parameters(), 0.1, momentum=0.9))
+        module.configure_optimizers = lambda: optimizers
         return module
 
     loop = LocalSGD(1, 2, dp=replace(DP, at_once=2 if scheduler == "none" else 1), schedule=lambda round: 1 / round)
@@ -195,22 +195,22 @@ def test_values_are_compared_and_not_objects() -> None:
     module: Any = work.module
 
     def changes(before: Any, after: Any) -> set[str]:
-        module.held = before
+        module.extra = before
         first = state_leaks.state(work, FedAvg())
-        module.held = after
-        found = state_leaks.differing(first, state_leaks.state(work, FedAvg()))
-        del module.held
-        return found
+        module.extra = after
+        names = state_leaks.differing(first, state_leaks.state(work, FedAvg()))
+        del module.extra
+        return names
 
     round_about: list[Any] = [1]
     round_about.append(round_about)
     for same, other in (([torch.ones(2)], [torch.ones(2)]), (float("nan"),) * 2, (round_about,) * 2, (sys.stdout,) * 2):
         assert not changes(same, other)
-    for one, two in (
+    for value, other in (
         (torch.ones(2), torch.ones(2).double()), (torch.zeros(2), torch.zeros(1, 2)), (0.0, -0.0), (1, True),
         ([1, 2], [2, 1]), ({1}, {2}), ("a", "b"), (None, 0), ([[1], 2], [[1, 2]]),
     ):  # fmt: skip
-        assert changes(one, two) == {"module state (held)"}, (one, two)
+        assert changes(value, other) == {"module state (extra)"}, (value, other)
 
 
 @pytest.mark.parametrize("name", KINDS["algorithm"].components)
@@ -312,14 +312,14 @@ UNKNOWN = {"tensor with a graph", "file"}
 @pytest.mark.filterwarnings("ignore")  # of kinds that torch deprecates, and a file that is not closed
 def test_a_store_that_changes_is_named_and_one_that_does_not_is_not(kind: str) -> None:
     (make, change), work = STORES[kind], FEDERATION.work()
-    held: Any = make()
-    vars(work.module)["held"] = held
+    extra: Any = make()
+    vars(work.module)["extra"] = extra
     before = state_leaks.state(work, FedAvg())
     same = state_leaks.differing(before, state_leaks.state(work, FedAvg()))
-    if isinstance(new := change(held), tuple) and new[:1] == ("new",):
-        vars(work.module)["held"] = new[1]
+    if isinstance(new := change(extra), tuple) and new[:1] == ("new",):
+        vars(work.module)["extra"] = new[1]
     names = state_leaks.differing(before, state_leaks.state(work, FedAvg()))
-    assert any(name.startswith("module state (held)") for name in names)
+    assert any(name.startswith("module state (extra)") for name in names)
     assert any("cannot tell" in name for name in same) == bool(same) == (kind in UNKNOWN), same
 
 

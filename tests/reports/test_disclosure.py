@@ -37,8 +37,8 @@ def test_accuracy_is_plotted_against_a_covering_epsilon(tmp_path: Path, sweeps: 
     rows = [line.split("|") for line in (out / "disclosure.md").read_text().splitlines() if line.startswith("| d")]
     assert {row[-2].strip() for row in rows} == {"-", "none", *(f"{e:.3g} if secret" for e in expected)}
     assert (out / "disclosure_epsilon.png").read_bytes().startswith(b"\x89PNG")
-    found = cells(load_runs(tmp_path / "runs"))
-    assert sorted(map(epsilon_place, found)) == pytest.approx([0.0, *reversed(expected), inf])
+    results = cells(load_runs(tmp_path / "runs"))
+    assert sorted(map(epsilon_place, results)) == pytest.approx([0.0, *reversed(expected), inf])
 
 
 @pytest.mark.long
@@ -50,8 +50,8 @@ def test_points_of_any_folders(tmp_path: Path, sweeps: Callable[[str], ModuleTyp
     shutil.copytree(tmp_path / "runs/real", tmp_path / "again/real")
     out = _report(sweeps("disclosure"), tmp_path / "out", f"{tmp_path / 'runs'},{tmp_path / 'again'}")
     with (out / "disclosure.csv").open() as file:
-        found = [(line["run_dir"], pytest.approx(float(line["disclosed"]))) for line in csv.DictReader(file)]
-    assert sorted(found) == [("copies0.25", 0.25), ("copies0.5", 0.5), ("fedmix", 1.0), ("real", 0.0)]
+        points = [(line["run_dir"], pytest.approx(float(line["disclosed"]))) for line in csv.DictReader(file)]
+    assert sorted(points) == [("copies0.25", 0.25), ("copies0.5", 0.5), ("fedmix", 1.0), ("real", 0.0)]
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["round"], len(summary["cells"])) == (2, 4)
     assert (out / "disclosure.png").read_bytes().startswith(b"\x89PNG")

@@ -41,13 +41,13 @@ def test_a_row_has_the_numbers_of_the_runs_own_files(folder: Path) -> None:
     assert len(runs) == 5
     for row in runs.to_dict("records"):
         path = Path(row["run"])
-        own, lines = summary(path), read_rounds(path)
-        for name, value in own["config"].items():
+        content, lines = summary(path), read_rounds(path)
+        for name, value in content["config"].items():
             expected = tuple(value) if isinstance(value, list) else value
             assert pd.isna(row[name]) if value is None else row[name] == expected, name
         for name in ("rounds", "last_accuracy", "best_accuracy", "validation_accuracy", "bytes_up", "partition", "p"):
-            assert row[name] == own[name]
-        assert pd.isna(row["rounds_to_target"]) == (own["rounds_to_target"] is None)
+            assert row[name] == content[name]
+        assert pd.isna(row["rounds_to_target"]) == (content["rounds_to_target"] is None)
         zeta = [line["convergence/zeta_sq"] for line in lines]
         assert (row["zeta_sq"], row["zeta_sq_mean"]) == (zeta[-1], pytest.approx(fmean(zeta), rel=1e-15))
         assert row["MB"] == lines[-1]["comm/total_bytes"] / 1e6
@@ -74,10 +74,10 @@ def test_rows_have_the_bytes_of_stragglers_and_names_of_epsilons_say_whether_noi
     assert load_rounds(tmp_path / "late")["late"].to_list()[1:] == [line["late"] for line in lines[1:]]
     for noise, end in (("seeded", "_if_secret"), ("secret", "")):
         private = {"dp.local": True, "sigma": 3.0, "federation.rounds": 1, "dp.noise": noise}
-        own, row = small_run(tmp_path / noise, private)["privacy"], load_runs(tmp_path / noise).iloc[0]
+        privacy, row = small_run(tmp_path / noise, private)["privacy"], load_runs(tmp_path / noise).iloc[0]
         assert row["sigma"] == 3.0
-        assert row[f"epsilon{end}"] == own[f"epsilon_of_messages{end}"] > 0
-        assert row[f"epsilon_local_training{end}"] == own[f"epsilon_local_training{end}"]["largest"]
+        assert row[f"epsilon{end}"] == privacy[f"epsilon_of_messages{end}"] > 0
+        assert row[f"epsilon_local_training{end}"] == privacy[f"epsilon_local_training{end}"]["largest"]
 
 
 def test_means_are_over_finished_seeds_and_misses_are_bounds(recorded: Callable[..., None], tmp_path: Path) -> None:
@@ -89,17 +89,17 @@ def test_means_are_over_finished_seeds_and_misses_are_bounds(recorded: Callable[
     copies(tmp_path / "0", tmp_path, "twice")
     (unfinished,) = copies(tmp_path / "1", tmp_path, "unfinished")
     (unfinished / "summary.json").unlink()
-    runs, said = load_runs(tmp_path), list[str]()
-    (row,) = means(runs, ["rounds_to_target", "last_accuracy"], say=said.append).to_dict("records")
+    runs, messages = load_runs(tmp_path), list[str]()
+    (row,) = means(runs, ["rounds_to_target", "last_accuracy"], say=messages.append).to_dict("records")
     assert (row["seeds"], row["rounds_to_target_missed"]) == (3, 1)
     assert (row["rounds_to_target"], row["rounds_to_target_sd"]) == (6, stdev([3, 5, 10]))
     assert row["rounds_to_target_shown"] == ">6 (missed by 1 of 3)"
     assert (row["last_accuracy"], row["last_accuracy_sd"]) == pytest.approx((0.6, stdev([0.9, 0.9, 0.0])))
-    for text, name in zip(said, ("unfinished", "twice"), strict=True):
+    for text, name in zip(messages, ("unfinished", "twice"), strict=True):
         assert str(tmp_path / name) in text
     runs.loc[runs["seed"] == 1, "zeta_sq"] = float("nan")
-    means(runs, ["zeta_sq"], say=said.append)
-    assert "zeta_sq is missing in 1 of 3 seeds" in said[-1]
+    means(runs, ["zeta_sq"], say=messages.append)
+    assert "zeta_sq is missing in 1 of 3 seeds" in messages[-1]
     with pytest.raises(UserError, match="last_accuracy"):
         means(runs, ["last_acuracy"])
 
@@ -139,9 +139,9 @@ def test_a_folder_that_cannot_be_read_is_named_and_left_out(folder: Path, tmp_pa
             (bad / file).write_text(content)
         if file == "config.yaml":
             (bad / "summary.json").unlink()
-        said: list[str] = []
-        assert load_runs(tmp_path / str(number), say=said.append)["run"].tolist() == [str(good)]
-        assert [str(bad) in text and word in text for text in said] == [True], (file, content)
+        messages: list[str] = []
+        assert load_runs(tmp_path / str(number), say=messages.append)["run"].tolist() == [str(good)]
+        assert [str(bad) in text and word in text for text in messages] == [True], (file, content)
     with pytest.raises(UserError, match="not a folder"):
         load_rounds(tmp_path / "nowhere")
 
@@ -155,13 +155,13 @@ def test_each_clients_line_is_the_server_model_on_its_own_images(tmp_path: Path)
     }  # fmt: skip
     wanted = experiment("smoke", values=values)
     result = run(wanted, tmp_path, say=quiet)
-    own = build.build(wanted).client_data.clients
+    clients = build.build(wanted).client_data.clients
     last, line = load_clients(tmp_path).query("round == 1"), read_rounds(tmp_path)[1]
     assert line["clients/worst_accuracy"] == last["accuracy"].min()
     assert last["accuracy"].tolist()[int(line["clients/worst"])] == line["clients/worst_accuracy"]
-    assert last["client"].tolist() == list(range(len(own)))
+    assert last["client"].tolist() == list(range(len(clients)))
     for client, n, accuracy, loss in last[["client", "n", "accuracy", "loss"]].itertuples(index=False):
-        data = own[client]
+        data = clients[client]
         with torch.no_grad():
             logits = result.model(data.x)
         assert n == len(data)
@@ -181,10 +181,10 @@ def test_mean_and_sd(compare: ModuleType, folder: Path, tmp_path: Path, capsys: 
     assert compare.compare([*words, "--colour", "algorithm"]) == 0
     runs, table = load_runs(folder), pd.read_csv(out / "compare.csv")
     for row in table.to_dict("records"):
-        own = runs[(runs["lr"] == row["lr"]) & (runs["algorithm"] == row["algorithm"])]["zeta_hat_sq"].tolist()
-        assert row["seeds"] == len(own)
-        assert row["zeta_hat_sq"] == pytest.approx(fmean(own))
-        assert len(own) == 1 or row["zeta_hat_sq_sd"] == pytest.approx(stdev(own))
+        values = runs[(runs["lr"] == row["lr"]) & (runs["algorithm"] == row["algorithm"])]["zeta_hat_sq"].tolist()
+        assert row["seeds"] == len(values)
+        assert row["zeta_hat_sq"] == pytest.approx(fmean(values))
+        assert len(values) == 1 or row["zeta_hat_sq_sd"] == pytest.approx(stdev(values))
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
     names = {"x": "lr", "y": "last_accuracy", "facet": "algorithm", "colour": "alpha"}
     panels = compare.panels(compare.cells(runs), names)
@@ -194,9 +194,9 @@ def test_mean_and_sd(compare: ModuleType, folder: Path, tmp_path: Path, capsys: 
         with pytest.raises(UserError, match=part):
             compare.compare([str(folder), "--x", "lr", *wrong.split()])
     (again,) = copies(folder, tmp_path, "again")  # a run in two folders is one seed
-    said: list[str] = []
-    assert drop_duplicates(load_runs(folder, again), said.append).equals(runs)
-    assert len(said) == 5
+    messages: list[str] = []
+    assert drop_duplicates(load_runs(folder, again), messages.append).equals(runs)
+    assert len(messages) == 5
 
 
 def test_a_point_is_the_mean_over_seeds_and_a_bound_where_one_missed_the_target() -> None:
@@ -302,7 +302,7 @@ def test_a_method_looks_alike_in_every_picture() -> None:
 
 def test_whatever_else_varies_has_a_column_and_is_never_averaged() -> None:
     more = [{"sharing.c": c, "straggler.q": q} for q in (0.0, 0.3) for c in (0.1, 0.5)]
-    pools = [row("my_stage", seed, 3 + seed, **one) for one in more for seed in (0, 1)]
+    pools = [row("my_stage", seed, 3 + seed, **fields) for fields in more for seed in (0, 1)]
     reals = [row("real", seed, 24, **{"straggler.q": q}) for q in (0.0, 0.3) for seed in (0, 1)]
     cells = compared(*reals, *pools)
     lines = [[part.strip() for part in line.split("|")] for line in tables.table1_markdown(cells, {}, []).splitlines()]
@@ -322,7 +322,7 @@ def test_the_epsilon_of_what_was_shared_has_a_column_only_where_one_can_be_state
     pools: list[dict] = [{"generator.name": "private", "pool_epsilon": e, "commons": "covered"} for e in (3.0, 4.25)]
     runs = [row("real", 0, 9, commons="nothing"), row("real", 1, 9, commons="nothing")]
     bare = row("shuffled_synthetic", 0, 3, commons="uncovered") | {"generator.name": "ddpm"}
-    runs += [row("shuffled_synthetic", seed, 3) | one | {"dp.delta": 1e-5} for seed, one in enumerate(pools)]
+    runs += [row("shuffled_synthetic", seed, 3) | pool | {"dp.delta": 1e-5} for seed, pool in enumerate(pools)]
     lines = tables.table1_markdown(compared(*runs, bare), {}, []).splitlines()[2:5]
     assert {line.split("|")[-2].strip() for line in lines} == {"-", "none", "4.25"}
     (note,) = tables.private_notes(pd.DataFrame(runs))

@@ -79,9 +79,9 @@ def rows(html: str) -> dict[str, str]:
 def test_rows_are_of_summaries_and_cells_and_files_have_the_mean_and_interval(folder: Path, html: str) -> None:
     assert len(rows(html)) == 6
     for name, row in rows(html).items():
-        values, of = re.findall(r'<data value="([^"]+)">', row), summary(folder / name)
+        values, content = re.findall(r'<data value="([^"]+)">', row), summary(folder / name)
         for field in ("last_accuracy", "best_accuracy", "validation_accuracy", "bytes_up", "bytes_down"):
-            assert repr(of[field]) in values or repr(float(of[field])) in values, (name, field)
+            assert repr(content[field]) in values or repr(float(content[field])) in values, (name, field)
     accuracies = [100 * summary(folder / f"fedprox-{seed}")["last_accuracy"] for seed in (0, 1)]
     mean, half = fmean(accuracies), 12.706204736 * abs(accuracies[0] - accuracies[1]) / 2  # t of one degree of freedom
     text = f"{mean:.1f} ({mean - half:.1f} to {mean + half:.1f})"
@@ -93,10 +93,10 @@ def test_rows_are_of_summaries_and_cells_and_files_have_the_mean_and_interval(fo
     assert set(links) <= set(re.findall(r' id="([^"]+)"', html))
     data = json.loads(re.findall(r'id="data">(.*?)</script>', html, re.S)[0])
     assert data["looks"]["colour"] == {name: series.looks([name])[name][0] for name in ("fedavg", "fedprox")}
-    (mine,) = [line for line in csv.DictReader(data["files"]["results"]["csv"]) if line["method"] == "fedprox"]
-    assert float(mine["last_accuracy"]) == pytest.approx(mean / 100, rel=1e-12)
-    for of in data["files"].values():
-        assert len([line for line in of["latex"] if line.endswith(r"\\")]) == len(of["csv"])
+    (fedprox,) = [line for line in csv.DictReader(data["files"]["results"]["csv"]) if line["method"] == "fedprox"]
+    assert float(fedprox["last_accuracy"]) == pytest.approx(mean / 100, rel=1e-12)
+    for file in data["files"].values():
+        assert len([line for line in file["latex"] if line.endswith(r"\\")]) == len(file["csv"])
 
 
 def test_runs_of_other_data_stragglers_or_partitions_are_apart(folder: Path, html: str, tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_runs_of_other_data_stragglers_or_partitions_are_apart(folder: Path, htm
     assert [sum(part in title for title in titles) for part in ("", "data.limit = 60", "straggler.k = 3")] == [3, 1, 1]
     for seed in (0, 1):
         shutil.copytree(folder / f"fedavg-{seed}", tmp_path / "here" / f"fedavg-{seed}")
-        of = shutil.copytree(folder / f"fedavg-{seed}", tmp_path / "there" / f"fedavg-{seed}")
-        name = summary(of)["partition"]
-        for file in (of / "summary.json", of / "partition.json"):
+        path = shutil.copytree(folder / f"fedavg-{seed}", tmp_path / "there" / f"fedavg-{seed}")
+        name = summary(path)["partition"]
+        for file in (path / "summary.json", path / "partition.json"):
             file.write_text(file.read_text().replace(name, name[::-1]))
     groups = grouped(gather([tmp_path], quiet)[0], quiet)
     assert [len(group.cells[0].runs) for group in groups] == [2, 2]
@@ -137,13 +137,13 @@ def test_an_interval_ends_at_a_metrics_limits_and_a_missed_target_has_no_interva
 
 
 def test_texts_of_others_are_no_markup(folder: Path, tmp_path: Path) -> None:
-    of = tmp_path / "x<b onclick=alert(3)>&y" / "run"
-    shutil.copytree(folder / "fedavg-0", of)
-    own = summary(of)
-    privacy = {**own["privacy"], "in_words": [HOSTILE, "\u202eturned\x1b[31m"]}
-    change(of / "summary.json", setting=HOSTILE, config={**own["config"], "sharing.setting": HOSTILE}, privacy=privacy)
-    change(of / "environment.json", machine=HOSTILE)
-    html = page.page([of.parent, folder], HOSTILE, quiet)
+    run = tmp_path / "x<b onclick=alert(3)>&y" / "run"
+    shutil.copytree(folder / "fedavg-0", run)
+    old = summary(run)
+    privacy = {**old["privacy"], "in_words": [HOSTILE, "\u202eturned\x1b[31m"]}
+    change(run / "summary.json", setting=HOSTILE, config={**old["config"], "sharing.setting": HOSTILE}, privacy=privacy)
+    change(run / "environment.json", machine=HOSTILE)
+    html = page.page([run.parent, folder], HOSTILE, quiet)
     assert [text for text in ("<img src=x", "<b onclick", "alert(2)</script>", "\x1b", "\u202e") if text in html] == []
     assert html.count("<script") == html.count("</script>") == 3
     assert HOSTILE in unescape(html)
@@ -161,9 +161,9 @@ def test_damaged_and_unfinished_runs(folder: Path, tmp_path: Path) -> None:
     change(bad / "summary.json", p="x")
     (unfinished / "summary.json").unlink()
     (unfinished / "rounds.jsonl").write_text((unfinished / "rounds.jsonl").read_text()[:-30])
-    said: list[str] = []
-    html = report(tmp_path, out=tmp_path / "report.html", say=said.append).read_text(encoding="utf-8")
-    (text,) = said
+    messages: list[str] = []
+    html = report(tmp_path, out=tmp_path / "report.html", say=messages.append).read_text(encoding="utf-8")
+    (text,) = messages
     assert str(bad) in text
     assert "many" not in rows(html)["odd"]
     assert repr(summary(odd)["last_accuracy"]) in rows(html)["odd"]
@@ -183,43 +183,43 @@ def test_a_place_that_is_no_reports_and_a_folder_without_runs_are_refused(tmp_pa
 
 
 def test_a_valid_pool_picture_is_shown_in_the_report_and_an_invalid_file_is_not(folder: Path, tmp_path: Path) -> None:
-    (of,) = copies(folder / "fedavg-0", tmp_path, "run")
+    (path,) = copies(folder / "fedavg-0", tmp_path, "run")
     setting = "shuffled_synthetic"
-    change(of / "summary.json", setting=setting, config={**summary(of)["config"], "sharing.setting": setting})
-    media = of / "wandb" / "offline-run-1" / "files" / "media" / "images" / "media"
+    change(path / "summary.json", setting=setting, config={**summary(path)["config"], "sharing.setting": setting})
+    media = path / "wandb" / "offline-run-1" / "files" / "media" / "images" / "media"
     media.mkdir(parents=True)
     file = media / "pool_2_ab.png"
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"no picture" * 9)
-    assert "data:image/png" not in page.page([of], None, quiet)
-    for width, shown in ((40, 1), (5000, 0)):
+    assert "data:image/png" not in page.page([path], None, quiet)
+    for width, n_images in ((40, 1), (5000, 0)):
         Image.new("L", (width, 30), 77).save(file)
-        assert page.page([of], None, quiet).count('<img src="data:image/png;base64,') == shown
+        assert page.page([path], None, quiet).count('<img src="data:image/png;base64,') == n_images
 
 
 def test_a_command_keeps_a_users_file(folder: Path, tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
     out = tmp_path / "report.html"
     assert sweeps("report").report([str(folder), "--out", str(out), "--title", "Mine & yours"]) == 0
     assert "<title>Mine &amp; yours</title>" in out.read_text(encoding="utf-8")
-    said: list[str] = []
+    messages: list[str] = []
     display: Any = ModuleType("display")
-    display.say = said.append
+    display.say = messages.append
     out.write_text("a file of the user", encoding="utf-8")
     options = sweeps("table1").arguments(["--out", str(tmp_path)])
     assert main.conclude(Outcome({}, 0, {"run": "it failed"}), options, "table1", display) == 1
-    assert "was not written" in said[0]
-    assert not [text for text in said if "table1.md" in text]  # no run was finished, so there is no such file
+    assert "was not written" in messages[0]
+    assert not [text for text in messages if "table1.md" in text]  # no run was finished, so there is no such file
     assert out.read_text(encoding="utf-8") == "a file of the user"
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A server that watches an empty folder."""
-    made = Server(Watched([tmp_path]))
-    thread = Thread(target=made.serve_forever, args=(0.05,))
+    """Start a server that watches an empty folder."""
+    instance = Server(Watched([tmp_path]))
+    thread = Thread(target=instance.serve_forever, args=(0.05,))
     thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    yield instance
+    instance.shutdown()
+    instance.server_close()
     thread.join()
 
 

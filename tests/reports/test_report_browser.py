@@ -39,15 +39,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             lines[2]["test/accuracy"] = 1.0
         timed = [line | ({"server/time": 1.5 * line["round"]} if line["round"] else {}) for line in lines]
         file.write_text("".join(json.dumps(line) + "\n" for line in timed))
-    of = out / "fedavg-1-0"
-    change(of / "summary.json", privacy={**summary(of)["privacy"], "in_words": [HOSTILE]})
+    path = out / "fedavg-1-0"
+    change(path / "summary.json", privacy={**summary(path)["privacy"], "in_words": [HOSTILE]})
     return out
 
 
 @pytest.fixture(scope="module")
 def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    made = report(folder, out=tmp_path_factory.mktemp("out") / "report.html", title=HOSTILE, say=quiet)
-    return made.as_uri()
+    file = report(folder, out=tmp_path_factory.mktemp("out") / "report.html", title=HOSTILE, say=quiet)
+    return file.as_uri()
 
 
 @pytest.fixture(scope="module")

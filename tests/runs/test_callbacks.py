@@ -65,7 +65,7 @@ def test_a_round_is_recorded_then_tracked_then_saved_then_reported(tmp_path: Pat
 
 
 def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_a_tracker_that_fails_does_not(tmp_path: Path) -> None:
-    said, seen, folder = list[str](), list[int](), tmp_path / "run"
+    messages, seen, folder = list[str](), list[int](), tmp_path / "run"
 
     def break_folders(round: int, metrics: object) -> None:
         seen.append(round)
@@ -77,8 +77,8 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_a_tracker_that_fa
             (folder / "checkpoints").write_text("")
 
     with pytest.raises(OSError, match="checkpoints"):
-        experiment.run(small(tmp_path, WATCHED), folder, say=said.append, on_round=break_folders)
-    assert ["goes on without this tracker" in text for text in said].count(True) == 1
+        experiment.run(small(tmp_path, WATCHED), folder, say=messages.append, on_round=break_folders)
+    assert ["goes on without this tracker" in text for text in messages].count(True) == 1
     assert seen == [0, 1]
     assert stored(folder)[0] == 3
     assert not {"summary.json", "finished.json"} & {path.name for path in folder.iterdir()}

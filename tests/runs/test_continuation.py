@@ -127,8 +127,8 @@ def test_a_longer_cell_goes_on_from_a_copy_of_the_shorter(tmp_path: Path) -> Non
     before = bits(out / cells[3].name)
     long, short = cells[7], named([override(other, {"federation.rounds": 2})])[0]
     with Display() as display:
-        left = sweep.todo([cells[2], cells[3], long, short], out, display)
-    assert left.shorter == {long.name: out / cells[3].name}
+        work = sweep.todo([cells[2], cells[3], long, short], out, display)
+    assert work.shorter == {long.name: out / cells[3].name}
     continue_runs.copy(out / cells[3].name, out / long.name)
     assert play(out / long.name, long.config)[0] == 3
     run(long.config, tmp_path / "whole", say=quiet)

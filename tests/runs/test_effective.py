@@ -19,7 +19,7 @@ from fedcommons.tracking.record_schema import flaw_of_summary
 QUICK = {"data.limit": 120, "federation.rounds": 5, "model": "linear", "measure.every": 0, "wandb": "off"}
 
 
-def _of(values: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+def _effective(values: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """Return the effective values of an experiment before its first round, and its clients' sizes."""
     prepared = build(experiment("smoke", values={**QUICK, **values}))
     ready, line = assemble(prepared), {"round": 0, "comm/total_bytes": 0}
@@ -49,17 +49,17 @@ def _of(values: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
 )  # fmt: skip
 def test_a_value_that_a_rule_decided_is_stated(values: dict[str, Any], expected: dict[str, Any]) -> None:
     """A value that the config states is not stated again (None)."""
-    found, _ = _of(values)
-    assert {name: found.get(name) for name in expected} == expected
+    result, _ = _effective(values)
+    assert {name: result.get(name) for name in expected} == expected
 
 
 def test_values_that_differ_between_clients_are_stated_for_each() -> None:
     """Noise is solved for a target also before the first round: it is what clients would use."""
-    found, sizes = _of({"client.batch_size": 30, "partition.name": "quantity"})
-    assert found["client.batch_size"] == [min(30, n) for n in sizes]
+    effective, sizes = _effective({"client.batch_size": 30, "partition.name": "quantity"})
+    assert effective["client.batch_size"] == [min(30, n) for n in sizes]
     private = {"dp.local": True, "dp.target_epsilon": 3.0, "client.epochs": 1, "partition.name": "quantity"}
-    found, sizes = _of(private)
-    for n, sigma in zip(sizes, found["dp.noise_multiplier"], strict=True):
+    effective, sizes = _effective(private)
+    for n, sigma in zip(sizes, effective["dp.noise_multiplier"], strict=True):
         assert 2.98 <= epsilon(min(1.0, 10 / n), sigma, 5 * -(-n // 10), 1e-5) <= 3.0
 
 
@@ -89,14 +89,14 @@ def test_mechanisms_keep_the_commons_and_the_updates_apart() -> None:
     shared = [_event(0, 1.0, 3.0, 1, "images"), _event(1, 1.0, 4.0, 1, "images"), Release(1, ("raw examples",))]
     ledger = Ledger.before_rounds(shared).after([_event(0, 0.5, 1.0, 8), _event(1, 0.2, 0.7, 8)])
     ledger = ledger.after([_event(1, 0.2, 0.7, 8), _event(0, 1.0, 3.0, 2, "codes", commons=True)])
-    found = mechanisms(ledger, shared, 1e-5, 5.0)
-    (updates,), (images, codes) = found["updates"], found["commons"]
+    result = mechanisms(ledger, shared, 1e-5, 5.0)
+    (updates,), (images, codes) = result["updates"], result["commons"]
     assert [updates[name] for name in ("client", "q", "sigma", "steps")] == [[0, 1], [0.5, 0.2], [1.0, 0.7], [8, 16]]
     assert (updates["clip"], images["clip"], codes["clip"]) == (5.0, 2.0, None)
     assert [images[name] for name in ("what", "sigma", "accountant")] == ["images", [3.0, 4.0], 2 * ["exact Gaussian"]]
     assert [codes[name] for name in ("what", "client", "steps")] == ["codes", [0], [2]]
-    assert columns(found)["sigma_min"] == 0.7
-    assert columns(found)["pool_sigma_max"] == 4.0
+    assert columns(result)["sigma_min"] == 0.7
+    assert columns(result)["pool_sigma_max"] == 4.0
     events = [_event(0, 1.0, 2.0, 4), _event(1, 0.5, 1.0, 4), _event(2, 1.0, 2.0, 4), _event(2, 0.5, 2.0, 4)]
     (table,) = mechanisms(Ledger().after(events), [], 1e-5, 5.0)["updates"]
     assert table["client"] == [0, 1, 2, 2]

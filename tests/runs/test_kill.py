@@ -127,10 +127,10 @@ def test_wandb_has_the_killed_history(runs: Runs, tmp_path: Path, wandb_file: "C
     name = (folder / "wandb-id.txt").read_text().strip()
     ended = runs.run(tmp_path, wandb="offline")
     assert ended.code == 0, ended.err
-    found = wandb_file(folder)
-    assert found.run.run_id == name
-    rows = [{k: v for k, v in row.items() if not k.startswith(("_", "media/", "seconds/"))} for row in found.history]
+    file = wandb_file(folder)
+    assert file.run.run_id == name
+    rows = [{k: v for k, v in row.items() if not k.startswith(("_", "media/", "seconds/"))} for row in file.history]
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert rows == [{k: v for k, v in line.items() if k != "participants"} for line in lines]
-    has_pictures = [any(k.startswith("media/") for k in row) for row in found.history]
+    has_pictures = [any(k.startswith("media/") for k in row) for row in file.history]
     assert has_pictures == [False] * 4 + [True]  # pictures come once, with the last round

@@ -49,12 +49,12 @@ script = report_runs.script("run")
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], BlockResult]:
-    """By round and client what each client of the engine's blocks does."""
+    """Record the result of each client of the engine's blocks, by round and client."""
     results = {}
 
     def spy(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) -> BlockResult:
-        for one in block:
-            results.setdefault((task.round, one.client), train_block(worker, task, [one]))
+        for client_task in block:
+            results.setdefault((task.round, client_task.client), train_block(worker, task, [client_task]))
         return train_block(worker, task, block)
 
     monkeypatch.setattr(rounds, "train_block", spy)
@@ -178,8 +178,8 @@ def test_an_error_keeps_its_facts_on_its_way_from_another_process() -> None:
 def test_a_client_that_does_not_train_and_a_bad_request_are_refused(tmp_path: Path, script: ModuleType) -> None:
     """Of 30 clients 15 are drawn, some of which do not answer."""
     fields = {"partition.n_clients": 30, "federation.participation": 0.5, "straggler.q": 0.2}
-    one = {"federation.rounds": 1, "partition.name": "iid"}
-    experiment.run(presets.experiment("smoke", "digits", {**SHORT, **fields, **one}), tmp_path / "run")
+    single_round = {"federation.rounds": 1, "partition.name": "iid"}
+    experiment.run(presets.experiment("smoke", "digits", {**SHORT, **fields, **single_round}), tmp_path / "run")
     joined = rounds.participants(30, 0.5, 0, 1)
     late = Independent(0.2)(joined, Facts(30, [1] * 30, 1), 1, 0)
     present = [i for i in joined if i not in late]

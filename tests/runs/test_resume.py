@@ -72,12 +72,12 @@ def test_a_run_that_a_client_stopped_goes_on_from_that_round(tmp_path: Path, mon
 
 
 def test_measures_that_are_not_finite_are_reported_once(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     noisy = {"dp.local": True, "dp.noise_multiplier": 1e6, "client.lr": 1e4, "federation.rounds": 3}
-    experiment.run(override(TINY, noisy), tmp_path / "run", say=said.append)
+    experiment.run(override(TINY, noisy), tmp_path / "run", say=messages.append)
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     lost = {name for line in lines for name, value in line.items() if value is None}
-    reported = [name for text in said if "not finite" in text for name in re.findall(r"\w+/\w+", text)]
+    reported = [name for text in messages if "not finite" in text for name in re.findall(r"\w+/\w+", text)]
     assert lost
     assert sorted(reported) == sorted(lost)
 
@@ -85,12 +85,12 @@ def test_measures_that_are_not_finite_are_reported_once(tmp_path: Path) -> None:
 def test_a_finished_run_is_read_and_not_overwritten(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(runs / "whole", folder)
-    said: list[str] = []
+    messages: list[str] = []
     never = {"resume": True, "on_round": lambda *_: pytest.fail("ran again")}
-    summary = experiment.run(TINY, folder, say=said.append, **never)
+    summary = experiment.run(TINY, folder, say=messages.append, **never)
     assert summary == json.loads((folder / "summary.json").read_text())
-    assert len(said) == 1
-    assert "finished" in said[0]
+    assert len(messages) == 1
+    assert "finished" in messages[0]
     with pytest.raises(UserError, match="holds a run already; add --resume"):
         experiment.run(TINY, folder)
     with pytest.raises(UserError, match=r"another client\.lr"):
@@ -101,15 +101,15 @@ def test_a_finished_run_is_read_and_not_overwritten(runs: Path, tmp_path: Path) 
 
 @pytest.mark.long
 def test_artifacts_are_built_where_they_are_missing_or_damaged(tmp_path: Path) -> None:
-    said, shuffled = list[str](), small(tmp_path, POOL)
+    messages, shuffled = list[str](), small(tmp_path, POOL)
     with pytest.raises(LookupError, match="client 0 have not been generated"):  # a trial leaves them to its sweep
         experiment.run(shuffled, tmp_path / "trial", may_generate=False)
     assert not (tmp_path / "artifacts").exists()
     experiment.run(shuffled, tmp_path / "first", say=lambda _: None)
     damaged = max((tmp_path / "artifacts" / "images").glob("*.safetensors"))
     damaged.write_bytes(damaged.read_bytes()[:50])
-    experiment.run(shuffled, tmp_path / "second", say=said.append)
-    assert any("truncated or altered" in text and "built again" in text for text in said)
+    experiment.run(shuffled, tmp_path / "second", say=messages.append)
+    assert any("truncated or altered" in text and "built again" in text for text in messages)
     experiment.run(shuffled, tmp_path / "third", say=pytest.fail)
     assert outputs(tmp_path / "third") == outputs(tmp_path / "second") == outputs(tmp_path / "first")
 
@@ -119,32 +119,32 @@ FOREIGN = ["notes.txt", "checkpoints/best.safetensors", ".draft.tmp", "config.ya
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_folder_with_files_of_the_user_is_refused_and_stays(name: str, tmp_path: Path) -> None:
-    mine = contents(write_mine(tmp_path, name))
+    user_files = contents(write_mine(tmp_path, name))
     for resume in (False, True):
         with pytest.raises(UserError, match=rf"^--out: .* is not a run folder \(it contains {name.split('/')[0]}\)"):
             experiment.run(TINY, tmp_path, resume=resume)
         with pytest.raises(UserError, match="not a folder of a sweep"), tuning.open_sweep(tmp_path, resume):
             pytest.fail("opened")
-    assert contents(tmp_path) == mine
+    assert contents(tmp_path) == user_files
 
 
 @pytest.mark.long
 def test_a_run_removes_nothing_that_it_did_not_write(runs: Path, tmp_path: Path) -> None:
-    mine = contents(write_mine(
+    user_files = contents(write_mine(
         tmp_path / "mine", ".draft.tmp", ".notes.md.7.tmp", "notes.md", "deep/error.txt", "deep/.config.yaml.7.tmp",
         "deep/checkpoints/round-000002.safetensors", "checkpoints/best.safetensors", "checkpoints/.best.7.tmp",
         "checkpoints/round-best.safetensors", "memory/client-mine.safetensors", ".tune/mine", ".writable",
     ))  # fmt: skip
-    left = [".summary.json.7.tmp", "checkpoints/.round-000004.safetensors.json.7.tmp",
+    temporary = [".summary.json.7.tmp", "checkpoints/.round-000004.safetensors.json.7.tmp",
             "memory/.client-0000001-round-000004.safetensors.7.tmp"]  # fmt: skip
     for source in (runs / "cut", tmp_path / "mine"):
         shutil.copytree(source, tmp_path / "run", dirs_exist_ok=True)
-    write_mine(tmp_path / "run", *left)
+    write_mine(tmp_path / "run", *temporary)
     (tmp_path / "run" / "rounds.jsonl").write_text("")  # so that it begins again and its checkpoints are removed
     require_resumed(TINY, tmp_path / "run", runs / "whole", 0)
-    found = contents(tmp_path / "run")
-    assert {name: found.get(name) for name in mine} == mine
-    assert not set(left) & set(found)
+    remaining = contents(tmp_path / "run")
+    assert {name: remaining.get(name) for name in user_files} == user_files
+    assert not set(temporary) & set(remaining)
 
 
 @pytest.mark.long
@@ -174,11 +174,11 @@ def test_a_folder_in_use_or_of_the_user_is_no_place_for_results(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     run = vars(sweeps(name))[name]
-    mine = contents(write_mine(tmp_path, "thesis.tex", "summary.json", ".writable"))
+    user_files = contents(write_mine(tmp_path, "thesis.tex", "summary.json", ".writable"))
     for out, word in ((".", "is not empty"), ("", "--out must name a file or folder")):
         with pytest.raises(UserError, match=word):
             run(["--preset=smoke", f"--out={out}"])
-    assert contents(tmp_path) == mine
+    assert contents(tmp_path) == user_files
     (tmp_path / "busy").mkdir()
     resume = ["--resume"] if name != "quadratics" else []
     with locked(tmp_path / "busy"), pytest.raises(UserError, match=f"in use by process {os.getpid()} on "):

@@ -56,7 +56,7 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class Lab:
-    """A folder of the user's components and data, from which commands are given."""
+    """A folder of the user's components and data, from which commands are run."""
 
     folder: Path
 
@@ -105,7 +105,7 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lab_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with a whole run and a stopped one."""
     warm_up()
     lab = Lab(tmp_path_factory.mktemp("lab"))
@@ -119,8 +119,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def lab(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+def lab(lab_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    shutil.copytree(lab_folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return Lab(tmp_path)
 
@@ -132,14 +132,14 @@ def test_a_run_does_not_go_on_with_a_changed_helper_or_data(lab: Lab) -> None:
     lab.require_refused(lab.run(), "another source.model", "deeper.py changed")
     lab.scale(2)
     lab.table(1)
-    said, names = ("holds a run on other data", "my_data.py:table"), ["my_data.py:table", "net.py:Net"]
-    lab.require_refused(lab.run(), *said)
-    lab.require_refused(lab.alone(lambda: replay(Path("cut"), 1, 0, named=names)), *said)
+    words, names = ("holds a run on other data", "my_data.py:table"), ["my_data.py:table", "net.py:Net"]
+    lab.require_refused(lab.run(), *words)
+    lab.require_refused(lab.alone(lambda: replay(Path("cut"), 1, 0, named=names)), *words)
     assert contents(lab.folder / "cut") | {".lock": before[".lock"]} == before
     lab.table(0)
     lab.require_resumed()
     lab.table(1)
-    lab.require_refused(lab.run(), *said)  # a finished run is not of these data either
+    lab.require_refused(lab.run(), *words)  # a finished run is not of these data either
 
 
 @pytest.mark.long

@@ -72,9 +72,9 @@ def test_frozen_parameters_stay_the_modules_own_and_are_neither_sent_nor_counted
     save_file(state(), lab / "start.safetensors")
     result = run(asked(model__weights="start.safetensors", measure__every=0), lab / "run", say=lambda _: None)
     model, sent = result.model, 10 * 16 + 10
-    found = {name.removeprefix("network."): p for name, p in model.state_dict().items()}
+    parameters = {name.removeprefix("network."): p for name, p in model.state_dict().items()}
     for name, start in state().items():
-        assert torch.equal(found[name], start) == name.startswith("body"), name
+        assert torch.equal(parameters[name], start) == name.startswith("body"), name
     down = result.rounds["comm/down_bytes"].iloc[-1]
     assert down == 4 * sent * result.summary["n_clients"]
 
@@ -85,15 +85,15 @@ def test_zeta_sigma_and_the_hessian_ignore_frozen_parameters() -> None:
     batch = federation.data.clients[1].columns
     whole, part = federation.module(), federation.module()
     part.get_parameter(frozen).requires_grad = False
-    kept = torch.cat([torch.full((p.numel(),), name != frozen) for name, p in whole.named_parameters()])
+    mask = torch.cat([torch.full((p.numel(),), name != frozen) for name, p in whole.named_parameters()])
     mean, sq_norms = per_sample.gradients(part, batch)
-    assert torch.allclose(mean, per_sample.gradients(whole, batch)[0][kept], rtol=0, atol=1e-6)
+    assert torch.allclose(mean, per_sample.gradients(whole, batch)[0][mask], rtol=0, atol=1e-6)
     each = [per_sample.gradients(part, [t[i : i + 1] for t in batch])[0] for i in range(len(batch[1]))]
     assert torch.allclose(sq_norms, torch.stack([g.square().sum() for g in each]), rtol=1e-4)
-    v = torch.zeros(len(kept), dtype=torch.float64)
-    v[kept] = torch.randn(int(kept.sum()), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    along = hessian_vector(part, [batch], v[kept])
-    assert torch.allclose(along, hessian_vector(whole, [batch], v)[kept], rtol=0, atol=1e-5)
+    v = torch.zeros(len(mask), dtype=torch.float64)
+    v[mask] = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    along = hessian_vector(part, [batch], v[mask])
+    assert torch.allclose(along, hessian_vector(whole, [batch], v)[mask], rtol=0, atol=1e-5)
 
 
 @pytest.mark.long
@@ -113,10 +113,10 @@ def test_every_worker_starts_from_the_file(lab: Path) -> None:
 def _bomb(path: Path) -> None:
     torch.save({"x": torch.zeros(2**20)}, path)
     with zipfile.ZipFile(path) as packed:
-        inside = {one: packed.read(one) for one in packed.namelist()}
+        inside = {name: packed.read(name) for name in packed.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-        for one, data in inside.items():
-            packed.writestr(one, data)
+        for name, data in inside.items():
+            packed.writestr(name, data)
 
 
 def _quantized(path: Path) -> None:

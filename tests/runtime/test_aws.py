@@ -54,8 +54,8 @@ class Cloud:
 
     def nodes(self, state: str = "running") -> list[dict[str, Any]]:
         wanted = [{"Name": "instance-state-name", "Values": [state]}]
-        found = self.ec2.describe_instances(Filters=wanted)["Reservations"]
-        return [node for reservation in found for node in reservation["Instances"]]
+        reservations = self.ec2.describe_instances(Filters=wanted)["Reservations"]
+        return [node for reservation in reservations for node in reservation["Instances"]]
 
     def log(self, name: str, end: str) -> list[str]:
         return (self.folder / "logs" / name).read_text().split(end)[:-1]
@@ -87,13 +87,13 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         }.items():  # fmt: skip
             patch.setenv(name, value)
-        made = _account(boto3, folder)
+        account = _account(boto3, folder)
         shutil.copytree(ROOT / "cluster", folder / "code" / "cluster")
-        (folder / "code" / "cluster.yaml").write_text(_filled(made))
+        (folder / "code" / "cluster.yaml").write_text(_filled(account))
         secrets = ["sh", "cluster/secrets.sh", "10.0.1.0/24"]
         subprocess.run(secrets, cwd=folder / "code", check=True, capture_output=True)
-        made.ray("up", "-y", "--no-config-cache")
-        yield made
+        account.ray("up", "-y", "--no-config-cache")
+        yield account
     server.stop()
 
 

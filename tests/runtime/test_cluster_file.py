@@ -200,17 +200,17 @@ def test_a_damaged_file_of_an_earlier_cluster_is_named(text: str, tmp_path: Path
 
 def test_secrets_are_kept_while_they_fit_all_hosts(up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    one, two = (up.Lab({a: a for a in hosts}, "me", "", "", 1) for hosts in (["10.0.0.1"], ["10.0.0.1", "10.0.0.2"]))
-    assert not up.has_secrets(one)
+    single, two = (up.Lab({a: a for a in hosts}, "me", "", "", 1) for hosts in (["10.0.0.1"], ["10.0.0.1", "10.0.0.2"]))
+    assert not up.has_secrets(single)
     subprocess.run(["sh", ROOT / "cluster" / "secrets.sh", "10.0.0.1"], check=True, capture_output=True)
-    assert up.has_secrets(one)
+    assert up.has_secrets(single)
     assert not up.has_secrets(two)
     read = ["sh", "-c", f". {ROOT}/cluster/environment.sh && echo $RAY_AUTH_MODE"]
     assert subprocess.run(read, capture_output=True, text=True).stdout == "token\n"
     (tmp_path / "openssl").write_text("#!/bin/sh\nexit 1\n")  # as for a certificate that has expired
     (tmp_path / "openssl").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert not up.has_secrets(one)
+    assert not up.has_secrets(single)
     done = subprocess.run(read, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.match(f"error: host {socket.gethostname()}: .*node.crt has expired", done.stderr)
@@ -260,8 +260,8 @@ def test_a_start_that_leaves_the_cluster_open_is_reported(filled: dict[str, Any]
         (f"ray start --head # {SOURCED} && RAY_AUTH_MODE=token RAY_USE_TLS=1", [], ["a token", "TLS"]),
     ):
         docker = {**filled["docker"], "run_options": options}
-        found = flaws(copy.deepcopy({**filled, "head_start_ray_commands": [start], "docker": docker}))
-        assert [one for one in ("a token", "TLS") if any(f"without {one}" in each for each in found)] == lacking, start
+        texts = flaws(copy.deepcopy({**filled, "head_start_ray_commands": [start], "docker": docker}))
+        assert [gap for gap in ("a token", "TLS") if any(f"without {gap}" in each for each in texts)] == lacking, start
 
 
 def test_pods_use_token_and_tls_share_a_volume_and_have_one_gpu(content: dict[str, Any], check: dict[str, Any]) -> None:

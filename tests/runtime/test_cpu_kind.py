@@ -127,7 +127,7 @@ def refused(call: Callable[[], Any]) -> str:
 
 
 def main(folder: Path) -> None:
-    """Write to ``folder`` what is found on nodes of several kinds, one after another."""
+    """Write to ``folder`` the results of nodes of several kinds, one after another."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -137,25 +137,25 @@ def main(folder: Path) -> None:
     os.environ |= {"RAY_ADDRESS": str(nodes.address), CHOICE: cpu_kind.cpu()}  # of the driver alone
     ray_cluster.connect()
     two = actors(2)
-    found: dict[str, Any] = {"actors": two.map(where, ModelTask(FEDERATION.model), [0, 1])}
+    results: dict[str, Any] = {"actors": two.map(where, ModelTask(FEDERATION.model), [0, 1])}
     require_the_bits_of_one_process(METHOD, FEDERATION, two)
     two.close()
-    found["fast"] = refused(lambda: RayActors(FEDERATION.build(METHOD), FEDERATION.data, 1, 0, transport="fast"))
-    found["described"] = ray_cluster.describe(0)
-    found["too many"] = refused(lambda: ray_cluster.require_actors(3, 0))
+    results["fast"] = refused(lambda: RayActors(FEDERATION.build(METHOD), FEDERATION.data, 1, 0, transport="fast"))
+    results["described"] = ray_cluster.describe(0)
+    results["too many"] = refused(lambda: ray_cluster.require_actors(3, 0))
     with mock.patch.dict(os.environ, {CHOICE: "odd"}):  # which this machine is not
-        found["another label"] = refused(lambda: actors(1))
+        results["another label"] = refused(lambda: actors(1))
 
     nodes.add_node(num_cpus=3, num_gpus=1, labels=HERE, env_vars={"CUDA_VISIBLE_DEVICES": "3,5"})
     nodes.wait_for_nodes()
     configs = [experiment("smoke", values={"federation.gpus_per_actor": value}) for value in ("auto", 0.5)]
     two = actors(2, 0.5)
-    found["on a GPU"] = [seen for *_, seen in two.map(where, ModelTask(FEDERATION.model), [0, 1])]
-    found["a third"] = refused(lambda: actors(1, 0.5, wait_s=2))
+    results["on a GPU"] = [seen for *_, seen in two.map(where, ModelTask(FEDERATION.model), [0, 1])]
+    results["a third"] = refused(lambda: actors(1, 0.5, wait_s=2))
     two.close()
-    found["too many on a GPU"] = refused(lambda: ray_cluster.require_actors(3, 0.5))
-    found["shares"] = [config.federation.gpus_per_actor for config in with_share(configs, 8)]
-    (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
+    results["too many on a GPU"] = refused(lambda: ray_cluster.require_actors(3, 0.5))
+    results["shares"] = [config.federation.gpus_per_actor for config in with_share(configs, 8)]
+    (folder / "found.json").write_text(json.dumps(results), encoding="utf-8")
     ray.shutdown()
     nodes.shutdown()
 
@@ -171,18 +171,18 @@ def test_two_ray_nodes_give_the_bits_of_one_process_on_nodes_of_one_kind_and_act
             env={**ours, "RAY_TMPDIR": scratch},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert [labels for labels, *_ in found["actors"]] == [HERE] * 2
-    assert len({node for _, node, _ in found["actors"]}) == 2
-    assert found["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {cpu_kind.cpu()}, not on")
-    assert "federation.transport fast" in found["fast"]
-    assert "Ray has 2, room for 2 such actors" in found["too many"]
-    assert all(words in found["too many on a GPU"] for words in ("room for 2", "a smaller federation.gpus_per_actor"))
-    assert f"label {CPU}: odd, but it is {cpu_kind.cpu()}" in found["another label"]
-    assert found["on a GPU"] == ["3", "3"]
-    assert found["shares"] == [0.125, 0.5]
-    assert "1 CPU and 0.5 GPU" in found["a third"]
-    assert "0 GPU free" in found["a third"]
+    results = json.loads((tmp_path / "found.json").read_text())
+    assert [labels for labels, *_ in results["actors"]] == [HERE] * 2
+    assert len({node for _, node, _ in results["actors"]}) == 2
+    assert results["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {cpu_kind.cpu()}, not on")
+    assert "federation.transport fast" in results["fast"]
+    assert "Ray has 2, room for 2 such actors" in results["too many"]
+    assert all(words in results["too many on a GPU"] for words in ("room for 2", "a smaller federation.gpus_per_actor"))
+    assert f"label {CPU}: odd, but it is {cpu_kind.cpu()}" in results["another label"]
+    assert results["on a GPU"] == ["3", "3"]
+    assert results["shares"] == [0.125, 0.5]
+    assert "1 CPU and 0.5 GPU" in results["a third"]
+    assert "0 GPU free" in results["a third"]
 
 
 if __name__ == "__main__":

@@ -256,10 +256,10 @@ def test_without_gpus_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(registry.HERE, str(tmp_path))  # it is set there, and is to be as before
     monkeypatch.chdir(tmp_path)  # likewise
     monkeypatch.setattr("ray.cluster_resources", dict)
-    one = presets.experiment("smoke", values={"federation.gpus_per_actor": "auto"})
-    assert with_share([one], 4) == [one]
+    config = presets.experiment("smoke", values={"federation.gpus_per_actor": "auto"})
+    assert with_share([config], 4) == [config]
     if not torch.cuda.is_available():
-        assert measured(str(tmp_path), one) == (0, 0)
+        assert measured(str(tmp_path), config) == (0, 0)
 
 
 @pytest.mark.parametrize(("error", "need"), [(torch.OutOfMemoryError("full"), 100), (ValueError("a bug"), 0)])

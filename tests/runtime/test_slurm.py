@@ -75,10 +75,10 @@ def test_the_signal_ends_the_sweep_and_requeues_the_job_unless_it_would_do_so_fo
 )
 def test_exit_code_resume_and_refusals(line: str, slurm: dict[str, str], code: int, word: str, tmp_path: Path) -> None:
     job = start(tmp_path, line, slurm=slurm)
-    said = "".join(job.communicate(timeout=120))
+    output = "".join(job.communicate(timeout=120))
     assert job.returncode == code
-    assert word in said
-    assert ("--resume" in said) == ("SLURM_RESTART_COUNT" in slurm)
+    assert word in output
+    assert ("--resume" in output) == ("SLURM_RESTART_COUNT" in slurm)
     assert not (tmp_path / "asked").exists()
 
 
@@ -90,10 +90,10 @@ def test_two_nodes_join_run_a_sweep_and_leave_nothing(tmp_path: Path) -> None:
     sweep = "python sweeps/table1.py --preset smoke --wandb off --algorithms fedavg --settings real --alphas 0.1"
     line = f"echo folder=$FOLDER. && exec {sweep} --out {tmp_path}/out --artifacts {tmp_path}/artifacts"
     job = start(tmp_path, line, slurm={"SLURM_JOB_NUM_NODES": "2"})
-    said = "".join(job.communicate(timeout=300))
-    assert job.returncode == 0, said
-    assert " 2 node(s)" in said
-    (folder,) = re.findall(r"folder=(/tmp/fc-\w+)\.", said)
+    output = "".join(job.communicate(timeout=300))
+    assert job.returncode == 0, output
+    assert " 2 node(s)" in output
+    (folder,) = re.findall(r"folder=(/tmp/fc-\w+)\.", output)
     assert not Path(folder).exists()
     assert not [*(tmp_path / ".fedcommons").iterdir()]
     lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]

@@ -39,13 +39,13 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def process(base: Path) -> Iterator[subprocess.Popen[str]]:
-    """One that has made a folder, with files in it, and waits."""
+    """Start a process that creates a folder with files and waits."""
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", MAKES], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as made:
-        assert made.stdout is not None
-        assert Path(made.stdout.readline().strip()).parent == base
-        yield made
-        made.kill()
+    with subprocess.Popen([sys.executable, "-c", MAKES], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
+        assert child.stdout is not None
+        assert Path(child.stdout.readline().strip()).parent == base
+        yield child
+        child.kill()
 
 
 def test_only_its_user_can_enter_it(base: Path) -> None:
@@ -64,23 +64,23 @@ def test_only_its_user_can_enter_it(base: Path) -> None:
 def test_it_is_removed(number: signal.Signals | None, code: int, process: subprocess.Popen[str], base: Path) -> None:
     if number:
         process.send_signal(number)
-    _, said = process.communicate("", timeout=300)
-    assert process.returncode == code, said
+    _, output = process.communicate("", timeout=300)
+    assert process.returncode == code, output
     assert list(base.iterdir()) == []
 
 
 @pytest.mark.long
 def test_an_unused_folder_of_a_killed_process_goes_with_the_next(process: subprocess.Popen[str], base: Path) -> None:
-    (left,) = base.iterdir()
+    (folder,) = base.iterdir()
 
     def stays() -> bool:
         with tempdirs.folder():
-            return left.exists()
+            return folder.exists()
 
     assert stays()  # its process lives
-    with open(left / "log", "w", encoding="utf-8") as log:
+    with open(folder / "log", "w", encoding="utf-8") as log:
         agent = subprocess.Popen(["sleep", "600"], stdout=log)  # as Ray's, which outlive their driver
-    works = subprocess.Popen(["sleep", "600"], cwd=left / "deep")
+    works = subprocess.Popen(["sleep", "600"], cwd=folder / "deep")
     process.kill()
     process.wait()
     for used_by in (agent, works):
@@ -142,11 +142,11 @@ def test_links_within_are_not_followed(base: Path, victim: Path) -> None:
     (folder / "deep").mkdir()
     for at in (folder / "link", folder / "deep" / "link"):
         at.symlink_to(victim)
-    with tempdirs.folder() as mine:
-        (mine / "link").symlink_to(victim)
-        with tempdirs.tempdir(mine), tempfile.NamedTemporaryFile() as file:
-            assert Path(file.name).parent == mine
-            assert os.environ["TMPDIR"] == str(mine)
+    with tempdirs.folder() as temporary:
+        (temporary / "link").symlink_to(victim)
+        with tempdirs.tempdir(temporary), tempfile.NamedTemporaryFile() as file:
+            assert Path(file.name).parent == temporary
+            assert os.environ["TMPDIR"] == str(temporary)
         assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(base)
     assert list(base.iterdir()) == []
     assert (victim / "kept").exists()

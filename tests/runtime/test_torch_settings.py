@@ -26,10 +26,10 @@ Context = Callable[[], AbstractContextManager]
 def _settings() -> tuple:
     """What a caller can ask torch; some of it torch refuses to say, after a new setting has been used beside an old."""
     first = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    return (*first, torch.get_default_device(), *(_said(ask) for ask in ASKED))
+    return (*first, torch.get_default_device(), *(_query(ask) for ask in ASKED))
 
 
-def _said(ask: Callable[[], object]) -> object:
+def _query(ask: Callable[[], object]) -> object:
     try:
         return ask()
     except RuntimeError as error:
@@ -158,7 +158,7 @@ SET: dict[str, Callable[[], object]] = {
 
 
 def _work() -> str:
-    """Numbers on which settings act: products, convolutions, attention, denormals, an overflow."""
+    """Return numbers that settings change: of products, convolutions, attention, denormals, an overflow."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x, w = torch.rand(20, 1, 8, 8), torch.rand(32, 1, 3, 3, requires_grad=True)
@@ -168,8 +168,8 @@ def _work() -> str:
     query, key, value = torch.rand(3, 2, 4, 16, 8)
     attended = functional.scaled_dot_product_attention(query, key, value)
     small, large = torch.full((3,), 1e-39) * 0.5, np.float64(1e308) * np.float64(10)
-    found: list[Tensor | None] = [hidden, loss, w.grad, attended, small, torch.tensor([float(large)])]
-    return repr([(str(t.dtype), t.double().sum().item()) for t in found if t is not None])
+    tensors: list[Tensor | None] = [hidden, loss, w.grad, attended, small, torch.tensor([float(large)])]
+    return repr([(str(t.dtype), t.double().sum().item()) for t in tensors if t is not None])
 
 
 def _apart(action: Callable[[], object]) -> object:
@@ -204,11 +204,11 @@ def test_no_setting_of_a_caller_changes_a_bit_and_each_is_restored(name: str, pl
         SET[name]()
         before = str(_settings())
         with fresh_torch():
-            found = [_work(), str(_settings())]  # of a GPU's settings the work here tells nothing
-        return found, before, str(_settings())
+            results = [_work(), str(_settings())]  # the work here shows no effect of a GPU's settings
+        return results, before, str(_settings())
 
-    found, before, after = _apart(play)  # pyright: ignore[reportGeneralTypeIssues]
-    assert found == plain
+    results, before, after = _apart(play)  # pyright: ignore[reportGeneralTypeIssues]
+    assert results == plain
     assert after == before
 
 

@@ -54,17 +54,17 @@ class Lab:
         return line
 
     def start(self, line: str) -> subprocess.Popen[str]:
-        """A command in the code's folder on the head, by ``ray exec``."""
-        given = f"{ENVIRONMENT} && cd ~/fedcommons && {line}"
-        command = self.operator.command("sh", "-c", f"cd /mnt/code && ray exec my_cluster.yaml '{given}'")
+        """Start a command in the code's folder on the head, by ``ray exec``."""
+        remote = f"{ENVIRONMENT} && cd ~/fedcommons && {line}"
+        command = self.operator.command("sh", "-c", f"cd /mnt/code && ray exec my_cluster.yaml '{remote}'")
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def ends(process: subprocess.Popen[str]) -> str:
     """Wait for the end of a command, which is a good one, and return what it printed."""
-    said, _ = process.communicate(timeout=400)
-    assert process.returncode == 0, said
-    return said
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    return output
 
 
 SOON = (
@@ -117,24 +117,24 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     (shared / "reserve.py").write_text(RESERVE)
     with hosts.network(shared, ["head", "worker", "operator", "stranger", "other"]) as (head, worker, *rest):
         operator, stranger, other = rest
-        made = Lab(head, worker, operator, stranger, other, shared)
+        nodes = Lab(head, worker, operator, stranger, other, shared)
         file = shared / "code" / "ray_cluster.yaml"
         file.write_text(file.read_text().replace("ray start --", f"{SOON} ray start --num-cpus=1 --"))
         # They hold for a third host, too, which joins later, so `make cluster` keeps them.
-        done = made.type(f"sh cluster/secrets.sh {head.ip} {worker.ip} {other.ip} && cp -r ~/.fedcommons /mnt/secrets")
+        done = nodes.type(f"sh cluster/secrets.sh {head.ip} {worker.ip} {other.ip} && cp -r ~/.fedcommons /mnt/secrets")
         assert done.returncode == 0, done.stderr
         other.run("sh", "-c", "mv /mnt/secrets ~/.fedcommons && cp -r /mnt/code ~/fedcommons")
-        done = made.type(made.page("make cluster "))
+        done = nodes.type(nodes.page("make cluster "))
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"Ray runs on {head.ip}, {worker.ip}" in done.stdout
-        wait_for_nodes(made, 2)
-        yield made
+        wait_for_nodes(nodes, 2)
+        yield nodes
 
 
 def wait_for_nodes(lab: Lab, n: int) -> None:
     deadline = time.monotonic() + 180
-    while not re.search(rf"^{n} nodes", said := ends(lab.start("python /mnt/nodes.py")), re.MULTILINE):
-        assert time.monotonic() < deadline, said
+    while not re.search(rf"^{n} nodes", output := ends(lab.start("python /mnt/nodes.py")), re.MULTILINE):
+        assert time.monotonic() < deadline, output
         time.sleep(2)
 
 
@@ -209,12 +209,12 @@ def test_a_sweep_runs_on_both_hosts_of_one_kind_and_ends_at_the_bits_of_one_proc
 
 def test_hosts_with_other_code_or_no_common_folder_are_refused_before_any_run(lab: Lab) -> None:
     """Code differs after a `ray rsync-up` without -A; without a common folder runs would be missing in the table."""
-    said = ends(lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out ~/alone; echo ended with $?"))
-    assert all(words in said for words in ("ended with 2", "error: --out", "host worker", "--storage")), said
+    output = ends(lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out ~/alone; echo ended with $?"))
+    assert all(words in output for words in ("ended with 2", "error: --out", "host worker", "--storage")), output
     changed = "lightning_modules/classifier.py"
     lab.worker.run("sh", "-c", f"echo >> ~/fedcommons/{changed}")
-    said = ends(lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/mixed; echo ended with $?"))
-    assert all(words in said for words in ("ended with 2", "error: ", "host worker has other code", changed)), said
+    output = ends(lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/mixed; echo ended with $?"))
+    assert all(words in output for words in ("ended with 2", "error: ", "host worker has other code", changed)), output
     assert lab.type(lab.page("make cluster-sync")).returncode == 0
     hashed = [host.run("md5sum", f"fedcommons/{changed}").stdout for host in (lab.head, lab.worker)]
     assert hashed[0] == hashed[1]
@@ -264,9 +264,9 @@ def test_ray_up_as_cloned_starts_ray_on_this_machine_alone_and_no_other_ray_is_e
     assert any(port.endswith("127.0.0.1]:6379") for port in ports), ports
     done = lab.type("ray down -y ray_cluster.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
-    left = " ".join(processes(lab.operator))
-    assert "6390" in left
-    assert "6379" not in left
+    running = " ".join(processes(lab.operator))
+    assert "6390" in running
+    assert "6379" not in running
     lab.type("ray stop --force")
 
 
@@ -275,9 +275,9 @@ def test_a_stranger_gets_nothing_from_any_port(lab: Lab) -> None:
         listening = host.run("ss", "-ltnH").stdout.splitlines()
         ports = {int(line.split()[3].rpartition(":")[2]) for line in listening} - {22}
         assert len(ports) >= 3
-        said = lab.stranger.run("python", "-c", ASK, host.ip, *map(str, sorted(ports)))
-        assert said.returncode == 0, said.stderr
-        answers = json.loads(said.stdout)
+        result = lab.stranger.run("python", "-c", ASK, host.ip, *map(str, sorted(ports)))
+        assert result.returncode == 0, result.stderr
+        answers = json.loads(result.stdout)
         assert len(answers) == 4 * len(ports)
         for (port, kind), answer in ((name.split(), answer) for name, answer in answers.items()):
             refused = answer == "" or re.match(r"HTTP/1\.[01] (401|400) ", answer)
@@ -333,6 +333,6 @@ def test_a_killed_worker_costs_time_only_and_stop_leaves_nothing(lab: Lab, refer
     done = lab.type(lab.page("make cluster-stop"))
     assert done.returncode == 0, done.stdout + done.stderr
     deadline = time.monotonic() + 120
-    while left := [line for host in (lab.head, lab.worker) for line in processes(host)]:
-        assert time.monotonic() < deadline, left
+    while remaining := [line for host in (lab.head, lab.worker) for line in processes(host)]:
+        assert time.monotonic() < deadline, remaining
         time.sleep(1)

@@ -30,12 +30,12 @@ def build(name: str, **more: Any) -> Any:
     return registry.make("sharing", name, {n: value for n, value in {**SMALL, **more}.items() if n in has})
 
 
-def drawn(stage: Stage) -> list[Contribution]:
+def generate(stage: Stage) -> list[Contribution]:
     return numbered() if isinstance(stage, Generating) else []
 
 
 def play(name: str, seed: int = 0) -> Shared:
-    return share(stage := build(name), of_digits(seed=seed), drawn(stage))
+    return share(stage := build(name), of_digits(seed=seed), generate(stage))
 
 
 @cache
@@ -77,7 +77,7 @@ def test_one_seed_shares_the_same_bits_and_another_seed_others(name: str) -> Non
 def test_what_is_declared_and_the_bytes_are_those_of_the_examples_that_travel(name: str) -> None:
     stage, start, result = build(name), of_digits(), shared(name)
     assert (result.traffic.up, result.traffic.down) == (0, 0)
-    released, events = stage.release(start, stage.make(start, drawn(stage)))
+    released, events = stage.release(start, stage.make(start, generate(stage)))
     assert result.releases == list(events)  # the engine sees no more leave
     require_once(stage, result.data)
     if (stated := stage.assign(start, released).nbytes) is not None:
@@ -94,18 +94,18 @@ def test_what_is_declared_and_the_bytes_are_those_of_the_examples_that_travel(na
 def test_whoever_gives_something_away_has_an_event_and_raw_examples_are_uncovered(name: str) -> None:
     result = shared(name)
     pool = [row for rows in (result.data.pool.rows if result.data.pool else []) for row in rows.tolist()]
-    held = [(i, row) for i, rows in enumerate(result.data.clients.rows) for row in rows.tolist()]
-    left = {*pool, *(row for i, row in held if result.owners[row] != i)}
-    real = {row for row in left if row < N_TOTAL}
+    pairs = [(i, row) for i, rows in enumerate(result.data.clients.rows) for row in rows.tolist()]
+    sent_rows = {*pool, *(row for i, row in pairs if result.owners[row] != i)}
+    real = {row for row in sent_rows if row < N_TOTAL}
     events = {event.client: event for event in result.releases}
-    assert {int(result.owners[row]) for row in left} <= events.keys() <= set(range(5))
+    assert {int(result.owners[row]) for row in sent_rows} <= events.keys() <= set(range(5))
     assert result.facts["disclosed_raw"] == len(real) / N_TOTAL
     raw = Counter(int(result.owners[row]) for row in real)
     for client, n in raw.items():
         assert not events[client].covered
         assert events[client].n_disclosed == n
     if isinstance(build(name), Generating):  # what a generator saw is disclosed where its images leave the client
-        assert {event.n_disclosed for event in result.releases} == {7 if left else 0}
+        assert {event.n_disclosed for event in result.releases} == {7 if sent_rows else 0}
     assert all(event.covered == hasattr(build(name), "noise_multiplier") for event in result.releases)
 
 
@@ -118,10 +118,10 @@ def test_an_actor_holds_every_example_once(name: str, method: FedAvg) -> None:
     common = data.clients.commons
     sent += common.x.nbytes + common.y.nbytes if common else 0
     assert (common is not None) == isinstance(method, FedMix)
-    for held in (data, pickle.loads(pickle.dumps(data)), data.to(torch.device("meta"))):
-        assert held.real.store is held.clients.store
-        assert held.pool is None or held.pool.store is held.clients.store
-        assert held.clients.store.x.is_meta or len(pickle.dumps(held)) < sent + 8 * n + 10_000  # pool's rows, names
+    for copy in (data, pickle.loads(pickle.dumps(data)), data.to(torch.device("meta"))):
+        assert copy.real.store is copy.clients.store
+        assert copy.pool is None or copy.pool.store is copy.clients.store
+        assert copy.clients.store.x.is_meta or len(pickle.dumps(copy)) < sent + 8 * n + 10_000  # pool's rows, names
     assert (n > N_TOTAL) == (data.clients.store is not DATASET.train)  # no copy where nothing is generated
 
 

@@ -63,12 +63,12 @@ def test_noise_has_the_variance_that_is_stated_and_is_new_for_every_client_and_s
     start = clients(10, 20, 30, 40)
     noises = [noise(stage, start, client) for client in range(5)]
     n = noises[0].numel()
-    for one in noises:
-        assert one.std().item() == pytest.approx(of_each, rel=4 / sqrt(2 * n))
+    for each in noises:
+        assert each.std().item() == pytest.approx(of_each, rel=4 / sqrt(2 * n))
     assert torch.stack(noises).sum(0).std().item() == pytest.approx(sqrt(5) * of_each, rel=4 / sqrt(2 * n))
     if isinstance(stage, NDPDC):
         noises += [noise(stage, start, client, 1) for client in range(5)]
-    together = torch.corrcoef(torch.stack([one.flatten() for one in noises])) - torch.eye(len(noises))
+    together = torch.corrcoef(torch.stack([each.flatten() for each in noises])) - torch.eye(len(noises))
     assert together.abs().max() < 4.5 / sqrt(n)
 
 

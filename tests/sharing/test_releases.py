@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from five_clients import ONE_ROUND, RECEIPT, N, dealt, images, stated
+from five_clients import ONE_ROUND, RECEIPT, N, images, make_data, stated
 
 from fedcommons import Assigned, ClientDatasets, Clients, Common, Contribution, Contributions, Release, UserError
 from fedcommons.algorithms.fedmix import FedMix
@@ -44,9 +44,9 @@ def test_a_release_whose_numbers_cannot_be_true_is_uncovered_and_has_the_reason(
     event = receipt.release(0, "delta")
     assert not event.covered
     assert event.named == (f"delta ({event.flaw})",)
-    told = stated([event, *(RECEIPT.release(i, "delta") for i in range(1, N))])
-    assert told["overall"] == "none"
-    assert f"(its {name} must be" in told["uncovered"][-1]
+    report = stated([event, *(RECEIPT.release(i, "delta") for i in range(1, N))])
+    assert report["overall"] == "none"
+    assert f"(its {name} must be" in report["uncovered"][-1]
 
 
 @pytest.mark.parametrize("values", [{"steps": 1}, {"steps": 10**12}, {"sigma": 1e-4}, {"sigma": 1e6}, {"q": 1}])
@@ -84,9 +84,9 @@ class Sure(Release):
 def test_events_of_nobody_or_of_another_class_are_refused(event: Release, why: str) -> None:
     events = (*EVENTS[:4], event)
     with pytest.raises(UserError, match=rf"sharing stage Declares .*{why}"):
-        share(Declares(events=events), dealt(), images())
+        share(Declares(events=events), make_data(), images())
     with pytest.raises(UserError, match=rf"Sharing\.share .*{why}"):
-        share_by_method(share(Real(), dealt()), Sharing(events), 10, 0)
+        share_by_method(share(Real(), make_data()), Sharing(events), 10, 0)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Sharing:
 
 
 def test_a_real_example_that_a_method_shares_is_raw_whatever_it_declares() -> None:
-    start = dealt()
+    start = make_data()
     events = tuple(replace(EVENTS[0], client=i, what=("means",)) for i in range(len(start.clients)))
     shared = share_by_method(share(Real(), start), Sharing(events), 10, 0)
     (raw,) = [release for release in shared.releases if not release.covered]
@@ -110,10 +110,10 @@ def test_a_real_example_that_a_method_shares_is_raw_whatever_it_declares() -> No
 
 
 def test_events_that_can_be_read_once_are_read_once() -> None:
-    assert list(share(Declares(events=lambda: iter(EVENTS)), dealt(), images()).releases) == list(EVENTS)
-    unnamed = share(Declares(events=(*EVENTS, Release(what=("a hint",)))), dealt(), images()).releases
-    assert stated(unnamed)["overall"] == "none"
-    assert stated(share(ShuffledSynthetic(), dealt(), images(replace(RECEIPT, steps=0))).releases)["overall"] == "none"
+    assert list(share(Declares(events=lambda: iter(EVENTS)), make_data(), images()).releases) == list(EVENTS)
+    unnamed = share(Declares(events=(*EVENTS, Release(what=("a hint",)))), make_data(), images()).releases
+    without_steps = share(ShuffledSynthetic(), make_data(), images(replace(RECEIPT, steps=0))).releases
+    assert stated(unnamed)["overall"] == stated(without_steps)["overall"] == "none"
 
 
 def _run(tmp_path: Path, **values: Any) -> dict[str, Any]:
@@ -134,9 +134,9 @@ def test_a_private_generator_sees_its_clients_own_examples_once(sees: str, why: 
 
 @pytest.mark.parametrize(("steps", "pool"), [(20, "covered"), (0, "uncovered")])
 def test_a_receipt_is_stored_and_read_and_one_of_no_steps_covers_nothing(steps: int, pool: str, tmp_path: Path) -> None:
-    found = _run(tmp_path, generator__steps=steps)["privacy"]
-    assert found["commons"] == pool
-    assert (found.get("pool_epsilon_max_if_secret") is None) == (steps == 0)
+    privacy = _run(tmp_path, generator__steps=steps)["privacy"]
+    assert privacy["commons"] == pool
+    assert (privacy.get("pool_epsilon_max_if_secret") is None) == (steps == 0)
 
 
 def test_the_default_delta_is_refused_to_many_examples_only_where_something_is_covered() -> None:
@@ -158,39 +158,39 @@ def raw(releases: Sequence[Release]) -> dict[int, int]:
 class AmongTheMade(ShuffledSynthetic):
     """Puts real rows among the images of private generators; ``of``: the client that it says they came from."""
 
-    of: int | None = None
+    owner: int | None = None
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        made = Contributions.from_generated(client_data, generated)
+        pool = Contributions.from_generated(client_data, generated)
         real = [client_data.clients.rows[client][:3] for client in (1, 3)]
-        owners = np.repeat([1, 3] if self.of is None else [self.of] * 2, 3)
-        return replace(made, rows=np.concatenate([made.rows, *real]), owners=np.concatenate([made.owners, owners]))
+        owners = np.repeat([1, 3] if self.owner is None else [self.owner] * 2, 3)
+        return replace(pool, rows=np.concatenate([pool.rows, *real]), owners=np.concatenate([pool.owners, owners]))
 
 
-@pytest.mark.parametrize("of", [None, 0])
-def test_real_rows_among_what_generators_made_are_raw_whatever_the_receipt(of: int | None) -> None:
-    given = dealt()
-    shared = share(AmongTheMade(of=of), given, images())
+@pytest.mark.parametrize("owner", [None, 0])
+def test_real_rows_among_what_generators_made_are_raw_whatever_the_receipt(owner: int | None) -> None:
+    client_data = make_data()
+    shared = share(AmongTheMade(owner=owner), client_data, images())
     assert raw(shared.releases) == {1: 3, 3: 3}
     assert shared.disclosed == 6
     assert Ledger.before_rounds(shared.releases).n_disclosed == {1: 3, 3: 3}
-    told = stated(shared.releases)
-    assert (told["overall"], told.get("pool_epsilon_max_if_secret")) == ("none", None)
+    report = stated(shared.releases)
+    assert (report["overall"], report.get("pool_epsilon_max_if_secret")) == ("none", None)
     assert shared.owners is not None
-    assert (shared.owners[given.clients.rows[3]] == 3).all()
-    honest = share(ShuffledSynthetic(), given, images()).releases
+    assert (shared.owners[client_data.clients.rows[3]] == 3).all()
+    honest = share(ShuffledSynthetic(), client_data, images()).releases
     assert raw(honest) == {}
     assert stated(honest)["overall"] == pytest.approx(epsilon(0.1, 1.5, 20, 1e-5))
 
 
 def test_a_made_row_that_its_client_keeps_is_not_sent() -> None:
-    kept, owners = [np.array([0, 2]), np.array([1])], np.array([0, 1, 0])
-    assert sent(kept, (), np.array([0, 1, 2]), (), owners, 2).tolist() == [0, 1]
+    rows, owners = [np.array([0, 2]), np.array([1])], np.array([0, 1, 0])
+    assert sent(rows, (), np.array([0, 1, 2]), (), owners, 2).tolist() == [0, 1]
 
 
 @dataclass(frozen=True)
-class Beside(ShuffledSynthetic):
-    """Hands two real rows of client 3 to client 0 or into the pool; ``seen``: those that its own release counts."""
+class SendsRealRows(ShuffledSynthetic):
+    """Sends two real rows of client 3 to client 0 or to the pool; ``seen``: the number that its release counts."""
 
     where: str = "received"
     seen: int | None = None
@@ -210,12 +210,12 @@ class Beside(ShuffledSynthetic):
 
 @pytest.mark.parametrize("where", ["received", "own_rows", "pool"])
 def test_real_rows_that_reach_another_client_or_the_pool_are_raw_beside_covered_events(where: str) -> None:
-    shared = share(Beside(where=where), dealt(), images())
+    shared = share(SendsRealRows(where=where), make_data(), images())
     assert raw(shared.releases) == {3: 2}
     assert shared.disclosed == 2
     assert stated(shared.releases)["overall"] == "none"
     for seen, more in ((1, {3: 2}), (2, {})):  # as many as the stage says are not reported twice
-        assert raw(share(Beside(where=where, seen=seen), dealt(), images()).releases) == more
+        assert raw(share(SendsRealRows(where=where, seen=seen), make_data(), images()).releases) == more
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from five_clients import ONE_ROUND, N, dealt, images
+from five_clients import ONE_ROUND, N, images, make_data
 
 from fedcommons import ClientDatasets, Clients, Common, Contribution, Examples, UserError, experiment
 from fedcommons.runs.experiment import run
@@ -19,8 +19,8 @@ from fedcommons.sharing.synthetic import LocalSynthetic, ShuffledSynthetic
 
 
 def _swapped(start: ClientDatasets, store: Examples) -> Examples:
-    mine, theirs = start.clients.rows[0], start.clients.rows[1]
-    mine[0], theirs[0] = theirs[0], mine[0]
+    ours, theirs = start.clients.rows[0], start.clients.rows[1]
+    ours[0], theirs[0] = theirs[0], ours[0]
     return store
 
 
@@ -56,7 +56,7 @@ class Rewrites(ShuffledSynthetic):
 @pytest.mark.parametrize("how", REWRITES)
 def test_a_stage_that_changes_the_clients_data_is_refused_by_name(how: str) -> None:
     with pytest.raises(UserError, match=r"stage Rewrites (must not change|must give a store|gives own_rows outside)"):
-        share(Rewrites(how=how), dealt(), images())
+        share(Rewrites(how=how), make_data(), images())
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class RewritesEarly(Real):
 @pytest.mark.long
 def test_a_run_whose_stage_rewrites_its_data_stops_and_so_do_others_in_that_process(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="RewritesEarly must not change"):
-        share(RewritesEarly(), dealt())
+        share(RewritesEarly(), make_data())
     for number, stage in enumerate((f"{__file__}:RewritesEarly", "real")):
         config = experiment("smoke", "digits", ONE_ROUND | {"data.limit": 57, "sharing.setting": stage})
         with pytest.raises(UserError, match=r"must not change .*ran before"):
@@ -85,7 +85,7 @@ class RewritingMethod:
 
 def test_a_method_that_rewrites_what_clients_hold_is_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"RewritingMethod\.share must not change"):
-        share_by_method(share(Real(), dealt()), RewritingMethod(), 10, 0)
+        share_by_method(share(Real(), make_data()), RewritingMethod(), 10, 0)
 
 
 @dataclass(frozen=True)
@@ -128,22 +128,22 @@ PLANTS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("plant", "why"), PLANTS.values(), ids=PLANTS)
 def test_rows_that_cannot_be_followed_are_refused(plant: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=f"sharing stage Assigns .*{why}"):
-        share(Assigns(**plant), dealt(), images())
+        share(Assigns(**plant), make_data(), images())
 
 
 @pytest.mark.parametrize(("noise", "n"), [(0, N), (1, 0)])
 def test_a_copy_of_a_real_example_is_no_made_one(noise: int, n: int) -> None:
-    start, copies = dealt(), images()
+    start, copies = make_data(), images()
     x, rows = start.clients.store.x.clone(), start.clients.rows[3]
     x[rows[8]], x[rows[9]] = x[rows[7]].clone(), 0  # two that are alike and a blank one may be met by chance
     start = replace(start, clients=Clients(Examples(x, start.clients.store.y), start.clients.rows))
     copies[2].examples.x[1], copies[0].examples.x[1] = x[rows[7]], 0
-    for client, one in enumerate(copies):
-        one.examples.x[0] = start.clients[(client + 1) % N].x[client]
-        one.examples.x[0, 0, 0, 0] += noise
+    for client, copy in enumerate(copies):
+        copy.examples.x[0] = start.clients[(client + 1) % N].x[client]
+        copy.examples.x[0, 0, 0, 0] += noise
     shared = share(ShuffledSynthetic(), start, copies)
     assert shared.disclosed == n
-    assert share(LocalSynthetic(), dealt(), copies).disclosed == 0
+    assert share(LocalSynthetic(), make_data(), copies).disclosed == 0
     raw = {event.client: event.n_disclosed for event in shared.releases if not event.covered}
     assert raw == {client: 1 for client in range(N) if n}
 
@@ -155,16 +155,16 @@ class Chooses(Real):
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         store = client_data.clients.store
         brightness, labels = store.x.float().mean((1, 2, 3)).numpy(), store.y.numpy()
-        kept, weights = [np.asarray(rows) for rows in client_data.clients.rows], None
+        parts, weights = [np.asarray(rows) for rows in client_data.clients.rows], None
         if self.rule == "kept":
-            kept = [rows[brightness[rows] >= np.median(brightness)] for rows in kept]
+            parts = [rows[brightness[rows] >= np.median(brightness)] for rows in parts]
         elif self.rule == "weights":
-            weights = [1 + (brightness[rows] > brightness.mean()) for rows in kept]
+            weights = [1 + (brightness[rows] > brightness.mean()) for rows in parts]
         elif self.rule == "fails" and not brightness.any():
             raise ZeroDivisionError
         elif self.rule == "labels":
-            weights = [1 / (1 + labels[rows]) for rows in kept]
-        return Assigned(kept, (), weights or [np.ones(len(rows)) for rows in kept])
+            weights = [1 / (1 + labels[rows]) for rows in parts]
+        return Assigned(parts, (), weights or [np.ones(len(rows)) for rows in parts])
 
 
 @pytest.mark.long
@@ -172,6 +172,6 @@ class Chooses(Real):
 def test_rows_and_weights_that_follow_examples_leave_nothing_covered(rule: str, follows: bool, tmp_path: Path) -> None:
     fields = {"dp.local": True, "sharing.setting": f"{__file__}:Chooses", "sharing.rule": rule, "data.limit": 60}
     config = experiment("smoke", "digits", ONE_ROUND | fields)
-    said = run(config, tmp_path / "run", say=lambda _: None)["privacy"]
-    assert (said["epsilon_of_messages_if_secret"] is None) == follows
-    assert any(name.startswith("rows and weights") for name in said["uncovered"]) == follows
+    privacy = run(config, tmp_path / "run", say=lambda _: None)["privacy"]
+    assert (privacy["epsilon_of_messages_if_secret"] is None) == follows
+    assert any(name.startswith("rows and weights") for name in privacy["uncovered"]) == follows

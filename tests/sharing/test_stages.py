@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cut_clients import SIZES, numbered, of_digits
-from five_clients import DATASET, ONE_ROUND, RECEIPT, N, dealt
+from five_clients import DATASET, ONE_ROUND, RECEIPT, N, make_data
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -54,7 +54,7 @@ def sized(*sizes: int) -> ClientDatasets:
     return ClientDatasets(Clients(DATASET.train, rows), 10, False, 0)
 
 
-POOLED = torch.cat([one.examples.x for one in numbered()])
+POOLED = torch.cat([c.examples.x for c in numbered()])
 
 
 def extra(shared: Shared, client: int) -> Tensor:
@@ -77,9 +77,9 @@ def test_local_synthetic_gives_every_client_its_own_images_and_sends_none() -> N
 def test_shuffled_synthetic_conserves_the_pool_and_mixes_it_with_its_labels() -> None:
     shared = share(ShuffledSynthetic(), of_digits(), numbered())
     each = [extra(shared, client) for client in range(5)]
-    received = Counter(x.numpy().tobytes() for of in each for x in of)
+    received = Counter(x.numpy().tobytes() for images in each for x in images)
     assert received == Counter(x.numpy().tobytes() for x in POOLED)
-    assert [len(of) for of in each] == list(SIZES)
+    assert [len(images) for images in each] == list(SIZES)
     sources = each[0][:, 0, 0, 0]
     assert set(sources.tolist()) == {0, 1, 2, 4}  # images of client i may come from any client (3 gave none)
     assert shared.p == pytest.approx(sum(SIZES) / (N_TOTAL + sum(SIZES)))
@@ -112,9 +112,9 @@ def test_shuffled_real_swaps_p_of_every_clients_rows_and_conserves_them(p: float
     swapped, foreign = 0, 0
     for after, before in zip(shared.data.clients.rows, start.clients.rows, strict=True):
         assert len(after) == len(before)  # n_i unchanged
-        kept = len(before) - int(p * len(before) + 1e-9)
-        assert set(after[:kept].tolist()) <= set(before.tolist())
-        swapped, foreign = swapped + len(before) - kept, foreign + len(set(after.tolist()) - set(before.tolist()))
+        remaining = len(before) - int(p * len(before) + 1e-9)
+        assert set(after[:remaining].tolist()) <= set(before.tolist())
+        swapped, foreign = swapped + len(before) - remaining, foreign + len(set(after.tolist()) - set(before.tolist()))
     assert sorted(np.concatenate(list(shared.data.clients.rows))) == sorted(np.concatenate(list(start.clients.rows)))
     assert shared.p == pytest.approx(swapped / N_TOTAL)
     assert abs(shared.p - p) <= 5 / N_TOTAL  # within one image a client
@@ -177,17 +177,17 @@ class Means:
 
 
 def test_a_users_stage_has_owners_releases_and_weights() -> None:
-    start = dealt()
+    start = make_data()
     shared = share(Means(), start)
     assert [(r.client, r.covered) for r in shared.releases] == [(i, True) for i in range(5)]
     assert shared.owners is not None
     assert shared.owners[N_TOTAL:].tolist() == list(range(5))
     assert shared.disclosed == 0  # an image that is computed from real ones is none of them
-    data, own = shared.data.clients[2], shared.data.real[2]
+    data, real = shared.data.clients[2], shared.data.real[2]
     assert data.weight is not None
     assert torch.allclose(data.weight, torch.cat([torch.ones(259), torch.full((5,), 0.2)]) * (264 / 260))  # mean 1
     assert data.size == pytest.approx(260)
-    assert torch.equal(data.x[-3], own.x.float().mean(0).to(torch.uint8))
+    assert torch.equal(data.x[-3], real.x.float().mean(0).to(torch.uint8))
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_a_users_stage_has_owners_releases_and_weights() -> None:
 )  # fmt: skip
 def test_rows_weights_and_numbers_are_of_every_client(change: dict[str, Any], kind: type, words: str) -> None:
     with pytest.raises(kind, match=words):
-        share(Means(change=lambda rows: replace(rows, **change)), dealt())
-    assert share(Means(change=lambda rows: replace(rows, n_own=[0] * 5, nbytes=0)), dealt()).traffic.once == 0
+        share(Means(change=lambda rows: replace(rows, **change)), make_data())
+    assert share(Means(change=lambda rows: replace(rows, n_own=[0] * 5, nbytes=0)), make_data()).traffic.once == 0
 
 
 @dataclass(frozen=True)
@@ -233,9 +233,9 @@ MOVES: dict[str, tuple[Callable[[ClientDatasets, Contributions], Assigned], int]
 @pytest.mark.parametrize("name", MOVES)
 def test_the_engine_counts_the_bytes_of_the_rows_that_travel(name: str) -> None:
     how, examples = MOVES[name]
-    assert share(Moves(how), dealt()).traffic.once == examples * (8 * 8 + 1)
+    assert share(Moves(how), make_data()).traffic.once == examples * (8 * 8 + 1)
     n_raw = {"one real row that was not contributed": 2, "what the stage states": examples}.get(name, 0)
-    soft = share(Moves(how, _one_hot), dealt()).traffic.once
+    soft = share(Moves(how, _one_hot), make_data()).traffic.once
     assert soft == n_raw * (8 * 8 + 1) + (examples - n_raw) * (8 * 8 + 4 * 10)
 
 
@@ -246,7 +246,7 @@ def _one_hot(y: Tensor) -> Tensor:
 def test_one_hot_soft_labels_train_as_classes_do() -> None:
     how, runs = MOVES["to all others"][0], list[Tensor]()
     for labels in (lambda y: y, _one_hot, lambda y: 0.9 * _one_hot(y) + 0.01):
-        shared = share(Moves(how, labels), dealt())
+        shared = share(Moves(how, labels), make_data())
         federation = replace(digits(), data=shared.data).training(LocalSGD(1, 50))
         runs.append(federation.run(FedAvg(), federation.plan(1))[0][0].model.buffer)
         assert shared.data.real.store.y.dtype == torch.int64  # so that clients are evaluated as without sharing
@@ -258,7 +258,7 @@ def test_one_hot_soft_labels_train_as_classes_do() -> None:
 
 def test_beside_soft_labels_classes_become_one_hot() -> None:
     """Client 0 has soft labels, client 1 classes, and the other clients contribute nothing."""
-    client_data = dealt()
+    client_data = make_data()
     each = [client_data.clients.store[rows[: 2 * (i < 2)]] for i, rows in enumerate(client_data.clients.rows)]
     soft = [replace(each[0], y=_one_hot(each[0].y)), *each[1:]]
     contributed = Contributions.from_generated(client_data, [*map(Contribution, soft)])
@@ -272,7 +272,7 @@ def test_beside_soft_labels_classes_become_one_hot() -> None:
 )
 def test_soft_labels_are_probabilities(labels: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(UserError, match=r"Moves .*soft labels .*\(10, 10\)"):
-        share(Moves(MOVES["nowhere"][0], labels), dealt())
+        share(Moves(MOVES["nowhere"][0], labels), make_data())
 
 
 class SoftCopies(Real):
@@ -305,7 +305,7 @@ def test_soft_labels_are_refused_only_if_the_method_works_by_class(fields: dict[
 
 
 def test_labels_of_shared_examples_have_as_many_bytes_as_their_classes_need() -> None:
-    sizes = [replace(dealt(), n_classes=n).label_nbytes for n in (None, 1, 2, 256, 257, 65_536, 65_537)]
+    sizes = [replace(make_data(), n_classes=n).label_nbytes for n in (None, 1, 2, 256, 257, 65_536, 65_537)]
     assert sizes == [0, 1, 1, 1, 2, 2, 3]
     assert images_nbytes(7, (30,), 4) == 7 * (30 * 4 + 1)
 
@@ -319,9 +319,9 @@ class Sharing:
 
 
 def test_what_is_not_declared_is_uncovered_and_what_a_method_shares_counted_unless_it_states_a_number() -> None:
-    silent = share(Means(declared=2), dealt()).releases
+    silent = share(Means(declared=2), make_data()).releases
     assert [(r.client, r.covered) for r in silent] == [(0, True), (1, True), (2, False), (3, False), (4, False)]
-    shared = share(Real(), dealt())
+    shared = share(Real(), make_data())
     for nbytes, once in ((None, 5 * 3 * (8 * 8 + 8)), (0, 0), (7, 7)):
         outcome = share_by_method(shared, Sharing(nbytes), 10, 0)
         assert outcome.traffic.once == once
@@ -359,14 +359,14 @@ def test_the_share_that_is_not_private_is_right_overall_and_about_right_in_each_
 @all_placements
 def test_every_client_keeps_its_own_and_only_what_is_not_private_is_copied(placement: str) -> None:
     for labels, owners in federations():
-        held = holdings(labels, owners, 10, 0.3, 3, placement, np.random.default_rng(0))
-        assert held[np.arange(300), owners].all()
+        holds = holdings(labels, owners, 10, 0.3, 3, placement, np.random.default_rng(0))
+        assert holds[np.arange(300), owners].all()
         chosen = sample_shareable(labels, owners, 0.3, np.random.default_rng(0))
-        assert set(np.flatnonzero(held.sum(1) > 1)) <= set(chosen)
+        assert set(np.flatnonzero(holds.sum(1) > 1)) <= set(chosen)
         if placement != "binomial":  # to d distinct others
-            assert (held.sum(1)[chosen] == 4).all()
+            assert (holds.sum(1)[chosen] == 4).all()
         more = holdings(labels, owners, 10, 0.5, 5, placement, np.random.default_rng(0))
-        assert placement == "optimal" or (more >= held).all()  # a larger c and a larger d share all of that, too
+        assert placement == "optimal" or (more >= holds).all()  # a larger c and a larger d share all of that, too
 
 
 def test_the_law_of_exact_and_binomial_copies() -> None:

@@ -90,8 +90,8 @@ def test_a_file_system_without_locks_is_only_reported(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", lacks)
-    said: list[str] = []
-    with locked(tmp_path, said.append), locked(tmp_path, lambda _: None):
+    messages: list[str] = []
+    with locked(tmp_path, messages.append), locked(tmp_path, lambda _: None):
         pass
-    (line,) = said
+    (line,) = messages
     assert f"{tmp_path} cannot be locked (No locks available)" in line

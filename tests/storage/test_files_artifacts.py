@@ -28,11 +28,11 @@ TENSORS = {"images": torch.arange(24, dtype=torch.uint8).view(2, 3, 4), "labels"
 KEY = key_of({})
 
 
-def require_same(found: dict[str, Tensor] | None, wanted: dict[str, Tensor]) -> None:
-    """The same names, types, shapes and numbers."""
-    assert found is not None
-    assert {name: x.dtype for name, x in found.items()} == {name: x.dtype for name, x in wanted.items()}
-    assert all(torch.equal(found[name], x) for name, x in wanted.items())
+def require_same(actual: dict[str, Tensor] | None, wanted: dict[str, Tensor]) -> None:
+    """Check that names, types, shapes and numbers are equal."""
+    assert actual is not None
+    assert {name: x.dtype for name, x in actual.items()} == {name: x.dtype for name, x in wanted.items()}
+    assert all(torch.equal(actual[name], x) for name, x in wanted.items())
 
 
 @dataclass
@@ -40,25 +40,25 @@ class Shelf:
     """A store and its messages."""
 
     folder: Path
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     @property
     def store(self) -> Store:
-        return Store(self.folder, self.said.append)
+        return Store(self.folder, self.messages.append)
 
     def path(self, key: str = KEY) -> Path:
         return self.folder / "images" / f"{key}.safetensors"
 
     def tensors(self) -> dict[str, Tensor] | None:
-        return None if (found := self.store.get("images", KEY)) is None else found.tensors
+        return None if (artifact := self.store.get("images", KEY)) is None else artifact.tensors
 
     def require_lost(self, key: str = KEY) -> None:
         """Check that the artifact counts as absent, which is reported once."""
         assert self.store.get("images", key) is None
-        (said,) = self.said
-        assert str(self.path(key)) in said
-        assert "built again" in said
-        self.said.clear()
+        (message,) = self.messages
+        assert str(self.path(key)) in message
+        assert "built again" in message
+        self.messages.clear()
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_damage_is_detected_and_the_artifact_is_built_again(how: str, shelf: She
     for _ in range(2):
         shelf.store.put("images", TENSORS, {}, {"receipt": {"sigma": 1.5}})
         require_same(shelf.tensors(), TENSORS)
-        assert shelf.said == []
+        assert shelf.messages == []
         damage(shelf.path())
         with pytest.raises(ValueError, match=words):
             read_tensors(shelf.path())
@@ -136,10 +136,10 @@ def test_the_store_returns_what_was_put_also_to_a_later_process(tmp_path: Path) 
     tensors = {**TENSORS, "t": torch.arange(6.0).view(2, 3).t(), "g": torch.ones(2, requires_grad=True)}
     Store(tmp_path / "a" / "b").put("images", tensors, {"seed": 0}, {"steps": 20})
     later = Store(tmp_path / "a" / "b", pytest.fail)
-    found = later.get("images", key_of({"seed": 0}))
-    assert found is not None
-    require_same(found.tensors, {name: t.detach() for name, t in tensors.items()})
-    assert (found.facts, found.findings) == ({"seed": 0}, {"steps": 20})
+    artifact = later.get("images", key_of({"seed": 0}))
+    assert artifact is not None
+    require_same(artifact.tensors, {name: t.detach() for name, t in tensors.items()})
+    assert (artifact.facts, artifact.findings) == ({"seed": 0}, {"steps": 20})
     assert later.get("generators", key_of({"seed": 0})) is later.get("images", key_of({"seed": 1})) is None
 
 
@@ -151,7 +151,7 @@ def test_an_artifact_whose_facts_are_malformed_is_none(shelf: Shelf) -> None:
         write_tensors(shelf.path(key), TENSORS, {"facts": facts})
         shelf.require_lost(key)
     assert shelf.store.get("images", "0" * 24) is None  # what was never there is no damage
-    assert shelf.said == []
+    assert shelf.messages == []
 
 
 def test_a_key_depends_on_every_fact_and_on_no_order() -> None:

@@ -126,10 +126,10 @@ def test_an_out_of_memory_error_is_reported_in_one_line(same_signals: None, caps
             with pytest.raises(SystemExit) as ended:
                 parse.main(fail)
             assert ended.value.code == 1
-            (said,) = capsys.readouterr().err.splitlines()
-            assert said.startswith(begun)
-            assert "out of memory: " in said
-            assert len(said) < 260
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.startswith(begun)
+            assert "out of memory: " in line
+            assert len(line) < 260
     raised.append(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="shapes"):
         parse.main(fail)
@@ -142,11 +142,11 @@ def test_a_run_is_stopped_in_a_generator(number: signal.Signals, code: int, scri
     words = ["--preset=smoke", "--sharing.setting=shuffled_synthetic", "--data.limit=60", "--tracking.wandb=off"]
     backward, passes = Tensor.backward, []
 
-    def interrupted(self: Tensor, *given: Any, **named: Any) -> None:
+    def interrupted(self: Tensor, *arguments: Any, **named: Any) -> None:
         passes.append(1)
         if len(passes) == 3:
             signal.raise_signal(number)
-        backward(self, *given, **named)
+        backward(self, *arguments, **named)
 
     def action() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -26,12 +26,12 @@ TENSORS: dict[str, Tensor] = {"images": arange(6.0)}
 
 
 def keys(place: str) -> list[str]:
-    """The objects of a storage, without its own file and locks."""
+    """Return the objects of a storage, without its own file and locks."""
     if "://" in place:
-        found = [n.removeprefix(place.removeprefix("s3://") + "/") for n in fsspec.filesystem("s3").find(place)]
+        names = [n.removeprefix(place.removeprefix("s3://") + "/") for n in fsspec.filesystem("s3").find(place)]
     else:
-        found = [path.relative_to(place).as_posix() for path in Path(place).rglob("*") if path.is_file()]
-    return sorted(name for name in found if name != "fedcommons.json" and not name.endswith(".writing"))
+        names = [path.relative_to(place).as_posix() for path in Path(place).rglob("*") if path.is_file()]
+    return sorted(name for name in names if name != "fedcommons.json" and not name.endswith(".writing"))
 
 
 def snapshots(place: str, storage: Any = None) -> Snapshots:
@@ -47,32 +47,32 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def require_served(place: str | Snapshots, folder: Path, **files: str) -> None:
-    """A reader, by default one that sees the storage for the first time, brings these files."""
+    """Check that a reader, by default one that sees the storage for the first time, fetches these files."""
     reader = snapshots(place) if isinstance(place, str) else place
     if isinstance(place, str):
         reader.look()
     shutil.rmtree(folder, ignore_errors=True)
     assert reader.fetch(folder) == []
-    found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert found == {name.replace("_", "/"): content for name, content in files.items()}
+    contents = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert contents == {name.replace("_", "/"): content for name, content in files.items()}
 
 
 @pytest.mark.long
 def test_a_folder_is_the_same_on_another_machine(place: str, tmp_path: Path) -> None:
     here = write(tmp_path / "a", x="1", empty="", sub_y="2", OTHER="not of a run", sub_sub_z="nor this")
     (here / "link").symlink_to("/etc/hostname")
-    one, two = snapshots(place), snapshots(place)
-    assert one.look() == {}
-    one.upload(here)
-    assert set(two.look()) == {"x", "empty", "sub/y"}
-    require_served(two, tmp_path / "b", x="1", empty="", sub_y="2")
-    tag, before = one.tag, keys(place)
-    one.upload(here)
-    assert (one.tag, keys(place)) == (tag, before)  # what is the same is not written again
+    first, second = snapshots(place), snapshots(place)
+    assert first.look() == {}
+    first.upload(here)
+    assert set(second.look()) == {"x", "empty", "sub/y"}
+    require_served(second, tmp_path / "b", x="1", empty="", sub_y="2")
+    tag, before = first.tag, keys(place)
+    first.upload(here)
+    assert (first.tag, keys(place)) == (tag, before)  # what is the same is not written again
     (here / "empty").unlink()
-    one.upload(write(here, x="3"))
+    first.upload(write(here, x="3"))
     assert len(keys(place)) == 3  # objects without a list are removed
-    require_served(two, tmp_path / "c", x="3", sub_y="2")  # though the list that it had seen is an old one
+    require_served(second, tmp_path / "c", x="3", sub_y="2")  # though the list that it had seen is an old one
 
 
 def test_of_two_writers_the_second_is_refused_and_the_first_stays(place: str, tmp_path: Path) -> None:
@@ -92,41 +92,41 @@ def test_of_two_writers_the_second_is_refused_and_the_first_stays(place: str, tm
 def test_a_list_of_ours_whose_answer_was_lost_is_no_second_writer(place: str, tmp_path: Path) -> None:
     """It is written, the answer is lost, and the folder has other files by the time of the next try."""
     watched = Watched(place)
-    one = snapshots(place, watched)
-    one.upload(write(tmp_path / "a", x="1", y="one"))
+    writer = snapshots(place, watched)
+    writer.upload(write(tmp_path / "a", x="1", y="one"))
     watched.after = refuse_lists
     with pytest.raises(StorageError, match="no answer"):
-        one.upload(write(tmp_path / "a", x="2"))
+        writer.upload(write(tmp_path / "a", x="2"))
     watched.after = ignore
-    one.upload(write(tmp_path / "a", x="3"))
+    writer.upload(write(tmp_path / "a", x="3"))
     require_served(place, tmp_path / "b", x="3", y="one")
     assert len(keys(place)) == 3
 
 
 def test_what_was_removed_there_is_sent_again(place: str, tmp_path: Path) -> None:
-    one = snapshots(place)
-    one.upload(write(tmp_path / "a", x="1", y="one"))
+    writer = snapshots(place)
+    writer.upload(write(tmp_path / "a", x="1", y="one"))
     for key in keys(place):
-        one.storage.remove(key)
+        writer.storage.remove(key)
     with pytest.raises(StorageError, match=r"MANIFEST\.json was removed") as refused:
-        one.upload(write(tmp_path / "a", x="2"))
+        writer.upload(write(tmp_path / "a", x="2"))
     assert not isinstance(refused.value, ChangedError)
-    one.upload(tmp_path / "a")
+    writer.upload(tmp_path / "a")
     require_served(place, tmp_path / "b", x="2", y="one")
 
 
 def test_a_half_written_snapshot_is_not_seen(place: str, tmp_path: Path) -> None:
     """All its objects are there, and its list is not."""
     watched = Watched(place)
-    one = snapshots(place, watched)
-    one.upload(write(tmp_path / "a", x="1", y="one"))
+    writer = snapshots(place, watched)
+    writer.upload(write(tmp_path / "a", x="1", y="one"))
     watched.before = refuse_lists
     with pytest.raises(StorageError, match="no answer"):
-        one.upload(write(tmp_path / "a", x="2", y="two"))
+        writer.upload(write(tmp_path / "a", x="2", y="two"))
     watched.before = ignore
     assert len(keys(place)) == 5
     require_served(place, tmp_path / "b", x="1", y="one")
-    one.upload(tmp_path / "a")
+    writer.upload(tmp_path / "a")
     assert len(keys(place)) == 3  # what was written before the cut was not written twice
     require_served(place, tmp_path / "b", x="2", y="two")
 
@@ -147,19 +147,19 @@ def damage(place: str, key: str, how: str) -> None:
 
 def test_damaged_objects_are_reported_and_not_served(place: str, tmp_path: Path) -> None:
     whole = {name: f"{name} has a text" for name in (*DAMAGE, "removed", "intact")}
-    one = snapshots(place)
-    one.upload(write(tmp_path / "a", **whole))
+    writer = snapshots(place)
+    writer.upload(write(tmp_path / "a", **whole))
     for how in (*DAMAGE, "removed"):
-        damage(place, f"runs/a/objects/{one.entries[how].object}", how)
+        damage(place, f"runs/a/objects/{writer.entries[how].object}", how)
     reader = snapshots(place)
     reader.look()
-    said = reader.fetch(tmp_path / "b")
+    messages = reader.fetch(tmp_path / "b")
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["intact"]
     for how in (*DAMAGE, "removed"):
-        (line,) = (line for line in said if f": {how} " in line)
+        (line,) = (line for line in messages if f": {how} " in line)
         assert ("is missing" if how == "removed" else "checksum") in line
     reader.upload(write(tmp_path / "b", **whole))  # a machine that has them still repairs them
-    assert not {*snapshots(place).look().values()} & {one.entries[how] for how in (*DAMAGE, "removed")}
+    assert not {*snapshots(place).look().values()} & {writer.entries[how] for how in (*DAMAGE, "removed")}
     require_served(place, tmp_path / "c", **whole)
 
 
@@ -190,35 +190,35 @@ def test_hostile_lists_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_artifact_is_available_on_another_machine(place: str, tmp_path: Path) -> None:
-    said: list[str] = []
-    a, b, c = (Store(tmp_path / name, said.append, place) for name in "abc")
+    messages: list[str] = []
+    a, b, c = (Store(tmp_path / name, messages.append, place) for name in "abc")
     assert b.get("images", KEY) is None
     Store(tmp_path / "a").put("images", TENSORS, FACTS, {"by": 1})  # before the folder had a storage
     assert a.get("images", KEY)
     assert Store(tmp_path / "b", storage=place).get("images", KEY) is None
     assert a.upload() == ""
     c.put("images", TENSORS, FACTS, {"by": 2})  # the first of two stays
-    found = b.get("images", KEY)
-    assert found is not None
-    assert equal(found.tensors["images"], TENSORS["images"])
-    assert (found.facts, found.findings) == (FACTS, {"by": 1})
-    assert not said
+    artifact = b.get("images", KEY)
+    assert artifact is not None
+    assert equal(artifact.tensors["images"], TENSORS["images"])
+    assert (artifact.facts, artifact.findings) == (FACTS, {"by": 1})
+    assert not messages
     assert {path.name for path in (tmp_path / "b").rglob("*")} == {path.name for path in (tmp_path / "a").rglob("*")}
     (tmp_path / "b" / "images" / f"{KEY}.safetensors").write_bytes(b"damaged")
-    assert Store(tmp_path / "b", said.append, place).get("images", KEY) is not None  # from the storage
-    assert "truncated or altered" in said.pop()
+    assert Store(tmp_path / "b", messages.append, place).get("images", KEY) is not None  # from the storage
+    assert "truncated or altered" in messages.pop()
 
 
 @pytest.mark.parametrize("how", ["altered", "removed"])
 def test_a_damaged_artifact_is_reported_and_built_again(how: str, tmp_path: Path) -> None:
-    place, said = str(tmp_path / "storage"), list[str]()
-    Store(tmp_path / "a", said.append, place).put("images", TENSORS, FACTS)
+    place, messages = str(tmp_path / "storage"), list[str]()
+    Store(tmp_path / "a", messages.append, place).put("images", TENSORS, FACTS)
     for key in keys(place):
         if not key.endswith(MANIFEST):
             damage(place, key, how)
-    two = Store(tmp_path / "b", said.append, place)
+    two = Store(tmp_path / "b", messages.append, place)
     assert two.get("images", KEY) is None
-    assert ["built again" in line for line in said] == [True, True]
+    assert ["built again" in line for line in messages] == [True, True]
     two.put("images", TENSORS, FACTS)
     assert Store(tmp_path / "c", pytest.fail, place).get("images", KEY)
 

@@ -58,9 +58,9 @@ def test_garbage_of_a_day_is_listed_and_removed_and_nothing_else(here: Path, tmp
     place = tmp_path / "storage"
     snapshots(str(place)).upload(here)
     Store(tmp_path / "made", storage=str(place)).put("images", {"images": arange(6.0)}, {"seed": 3})
-    left = [f"runs/a/objects/{DEAD}", f"runs/gone/objects/{DEAD}", "runs/a/.MANIFEST.json.77.tmp",
+    leftovers = [f"runs/a/objects/{DEAD}", f"runs/gone/objects/{DEAD}", "runs/a/.MANIFEST.json.77.tmp",
             f"artifacts/images/{KEY}/objects/.{DEAD}.77.tmp"]  # fmt: skip
-    for name in (*left, "runs/a/mine.txt", "runs/a/.notes.txt.77.tmp", f"mine/objects/{DEAD}"):
+    for name in (*leftovers, "runs/a/mine.txt", "runs/a/.notes.txt.77.tmp", f"mine/objects/{DEAD}"):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text("left", encoding="utf-8")
     (place / "runs" / "a" / "objects" / DEAD.replace("f", "e")).symlink_to(here / "x")
@@ -69,10 +69,10 @@ def test_garbage_of_a_day_is_listed_and_removed_and_nothing_else(here: Path, tmp
     aged(place, 23.9)
     assert collected(*words, command=command, cwd=tmp_path) == []  # objects of a live writer may be so new
     aged(place, 24.1)
-    assert collected(str(place), command=command, cwd=tmp_path) == sorted(left)
+    assert collected(str(place), command=command, cwd=tmp_path) == sorted(leftovers)
     assert {path for path in place.rglob("*") if not path.is_dir()} == before
-    assert collected(*words, command=command, cwd=tmp_path) == [f"removed {name}" for name in sorted(left)]
-    assert {path for path in place.rglob("*") if not path.is_dir()} == before - {place / name for name in left}
+    assert collected(*words, command=command, cwd=tmp_path) == [f"removed {name}" for name in sorted(leftovers)]
+    assert {path for path in place.rglob("*") if not path.is_dir()} == before - {place / name for name in leftovers}
     assert Store(tmp_path / "new", storage=str(place)).get("images", KEY)
     assert readable(str(place), tmp_path / "b")
 
@@ -90,7 +90,7 @@ def test_objects_that_no_list_names_are_listed(bucket: Callable[[], str], monkey
     clock = Clock(monkeypatch)
     for hours, expected in ((23.9, []), (24.1, [dead])):
         clock.ahead = HOUR * hours
-        assert [one.key for one in garbage.find(storage)] == expected
+        assert [entry.key for entry in garbage.find(storage)] == expected
 
 
 @pytest.mark.parametrize(("hours", "is_sent"), [(5.9, True), (6.1, False)])
@@ -104,12 +104,12 @@ def test_a_process_that_was_stopped_for_hours_lists_nothing_that_may_be_removed(
         clock.ahead = HOUR * hours
 
     watched.before = stop
-    one = Snapshots(watched, "runs/a", "[a-z]+")
+    writer = Snapshots(watched, "runs/a", "[a-z]+")
     with nullcontext() if is_sent else pytest.raises(StorageError, match="6 hours"):
-        one.upload(here)
+        writer.upload(here)
     assert bool(snapshots(place).look()) == is_sent
     if not is_sent:  # the next try sends the object again, which was removed as garbage meanwhile
         watched.before = ignore
         next(Path(place, "runs", "a", "objects").iterdir()).unlink()
-        one.upload(here)
+        writer.upload(here)
     assert readable(place, tmp_path / "b")

@@ -40,7 +40,7 @@ class Machine:
 
     def __init__(self, tmp_path: Path, place: str | None, name: str) -> None:
         self.base, self.place, self.folder = tmp_path, place, tmp_path / name / "run"
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
     def run(self, rounds: Any = None, last: int | None = None, **values: Any) -> None:
         """Run or resume. rounds: those that must be run now. last: the round after which the power fails."""
@@ -52,7 +52,7 @@ class Machine:
 
         config = small(self.base, {"storage": self.place, **values})
         with nullcontext() if last is None else pytest.raises(PowerCut):
-            experiment.run(config, self.folder, resume=True, say=self.said.append, on_round=watch)
+            experiment.run(config, self.folder, resume=True, say=self.lines.append, on_round=watch)
         assert rounds is None or seen == [*rounds]
 
 
@@ -73,7 +73,7 @@ def test_a_finished_run_is_fetched_only(machine: Machines, place: str, tmp_path:
     assert not (tmp_path / "b").exists()
     (other := machine("b")).run([])
     assert outputs(other.folder) == whole
-    assert ["was downloaded" in line for line in other.said] == [True, False]
+    assert ["was downloaded" in line for line in other.lines] == [True, False]
     with pytest.raises(UserError, match="holds a run with another seed"):
         machine("c").run(seed=1)
 
@@ -120,8 +120,8 @@ def test_the_second_machine_is_stopped(machine: Machines, place: str, tmp_path: 
 def damage(place: str, name: str) -> None:
     """Alter the object of a file of the run."""
     storage = object_store.open_store(place)
-    found = json.loads(storage.read("runs/run/MANIFEST.json", 10**6) or b"")["files"]
-    storage.write(f"runs/run/objects/{found[name]['object']}", b"altered")
+    entries = json.loads(storage.read("runs/run/MANIFEST.json", 10**6) or b"")["files"]
+    storage.write(f"runs/run/objects/{entries[name]['object']}", b"altered")
 
 
 @FOLDER
@@ -130,10 +130,10 @@ def test_the_checkpoint_before_a_damaged_one_goes_on(machine: Machines, place: s
     machine("a").run(last=5)
     damage(place, "checkpoints/round-000004.safetensors")
     (other := machine("b")).run(last=3)
-    assert ["round-000004.safetensors was truncated or altered" in x for x in other.said if "altered" in x] == [True]
+    assert ["round-000004.safetensors was truncated or altered" in x for x in other.lines if "altered" in x] == [True]
     machine("b").run([3, 4, 5, 6])
     (last := machine("c")).run([])
-    assert not [line for line in last.said if "altered" in line]
+    assert not [line for line in last.lines if "altered" in line]
     assert outputs(machine("b").folder) == outputs(last.folder) == whole
     damage(place, "config.yaml")
     with pytest.raises(UserError, match=r"holds no run that can go on \(.*config\.yaml was truncated or altered"):
@@ -199,26 +199,26 @@ class Front:
 @pytest.fixture
 def front(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
     """A server that the environment names as S3's endpoint."""
-    server = make_server("127.0.0.1", 0, made := Front(), threaded=True)
+    server = make_server("127.0.0.1", 0, app := Front(), threaded=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-    yield made
+    yield app
     server.shutdown()
     thread.join()
 
 
 @pytest.mark.long
 def test_a_busy_storage_costs_no_file(front: Front, bucket: Bucket, tmp_path: Path, whole: dict[str, bytes]) -> None:
-    place, said = bucket(), list[str]()
+    place, messages = bucket(), list[str]()
 
     def busy(number: int, metrics: Mapping[str, float | None]) -> None:
         front.busy = float("inf") if number == 1 else front.busy
 
     with pytest.raises(ClientError, match=r"but the storage has not.*too busy"):
-        experiment.run(small(tmp_path, {"storage": place}), tmp_path / "a" / "run", say=said.append, on_round=busy)
+        experiment.run(small(tmp_path, {"storage": place}), tmp_path / "a" / "run", say=messages.append, on_round=busy)
     assert outputs(tmp_path / "a" / "run") == whole
-    assert ["storage: s3://" in line for line in said] == [True]
+    assert ["storage: s3://" in line for line in messages] == [True]
     front.busy = 0
     for name in ("a", "b"):
         Machine(tmp_path, place, name).run([])
@@ -257,13 +257,13 @@ def test_a_run_that_is_killed_between_two_checkpoints_goes_on(place: str, tmp_pa
     while (folder / remote_run.COPY).exists():
         time.sleep(0.01)
     (folder / "rounds.jsonl").write_text("{}\n")
-    said = list[str]()
-    remote_run.RunMirror(place, "run", folder, said.append).fetch()
-    assert said == []
+    messages = list[str]()
+    remote_run.RunMirror(place, "run", folder, messages.append).fetch()
+    assert messages == []
     (folder / remote_run.COPY).write_text("a file in place of the folder")
-    (mirror := remote_run.RunMirror(place, "run", folder, said.append)).begin_upload()
+    (mirror := remote_run.RunMirror(place, "run", folder, messages.append)).begin_upload()
     mirror.wait()
-    assert ["cannot be written" in line for line in said] == [True]
+    assert ["cannot be written" in line for line in messages] == [True]
     mirror.upload()
     assert remote_run.RunMirror(place, "run", folder).snapshots.entries["rounds.jsonl"].size == 3
 

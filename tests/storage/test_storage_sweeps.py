@@ -23,8 +23,8 @@ def results(out: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("place", ["folder"], indirect=True)
 @pytest.mark.long
 def test_a_driver_has_what_other_machines_played(place: str, tmp_path: Path) -> None:
-    cell, said = Trial("cell", small(tmp_path, {"storage": place})), list[str]()
-    driver = SweepMirror([cell], tmp_path / "a" / "out", said.append)
+    cell, messages = Trial("cell", small(tmp_path, {"storage": place})), list[str]()
+    driver = SweepMirror([cell], tmp_path / "a" / "out", messages.append)
     driver.begin(resume=False)
     (tmp_path / "a" / "out").mkdir(parents=True)
     driver.claim()
@@ -35,10 +35,10 @@ def test_a_driver_has_what_other_machines_played(place: str, tmp_path: Path) -> 
     driver.fetch("cell")
     driver.fetch("cell")
     assert outputs(tmp_path / "a" / "out" / "cell") == outputs(worker)
-    assert len(said) == 1
+    assert len(messages) == 1
     (tmp_path / "a" / "out" / "table.md").write_text("the table")
     driver.end()
-    other = SweepMirror([cell], tmp_path / "b" / "out", said.append)
+    other = SweepMirror([cell], tmp_path / "b" / "out", messages.append)
     other.begin(resume=True)
     assert outputs(tmp_path / "b" / "out" / "cell") == outputs(worker)
     (tmp_path / "b" / "out" / "table.md").write_text("another table")
@@ -71,17 +71,17 @@ def test_a_resumed_sweep_asks_the_storage_once_and_not_once_per_run(
     kind = type(object_store.open_store(place))
 
     def counting(function: Callable[..., Any], keys: list[str]) -> Callable[..., Any]:
-        def call(storage: Any, key: str, *of: Any) -> Any:
+        def call(storage: Any, key: str, *arguments: Any) -> Any:
             if function.__name__ == "tags":
                 listed.append(key)
-                return (function(storage, key, *of), keys.clear())[0]  # a folder's listing reads each run's list
+                return (function(storage, key, *arguments), keys.clear())[0]  # a folder's listing reads each run's list
             keys.append(key)
-            return function(storage, key, *of)
+            return function(storage, key, *arguments)
 
         return call
 
     def asked(out: Path) -> set[str]:
-        """The runs that requests of a resumed sweep name, without those of the listing."""
+        """Return the runs that requests of a resumed sweep name, without those of the listing."""
         keys = list[str]()
         listed.clear()
         with monkeypatch.context() as patch:

@@ -117,7 +117,7 @@ FAULTS = {
 
 
 def _failed(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
-    return {check: one.text for check, one in verdicts.items() if one.passed is False}
+    return {check: verdict.text for check, verdict in verdicts.items() if verdict.passed is False}
 
 
 @pytest.fixture(autouse=True)
@@ -127,11 +127,11 @@ def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judged(method: Adapted, claims: Claims | None = None, until: str = "") -> dict[str, Verdict]:
-    """The verdicts up to this one."""
+    """Return the verdicts up to the check ``until``."""
     result: dict[str, Verdict] = {}
-    for one in referee.referee(method, claims or Claims((method, FedAvg()), down=1, up=1)):
-        result[one.check] = one
-        if one.check == until:
+    for verdict in referee.referee(method, claims or Claims((method, FedAvg()), down=1, up=1)):
+        result[verdict.check] = verdict
+        if verdict.check == until:
             break
     return result
 
@@ -174,7 +174,7 @@ def test_an_error_of_all_checks_is_one_failure_and_an_unmoved_client_is_judged_o
     verdicts = judged(adapted(AsksForASetting))
     ((_, text),) = _failed(verdicts).items()
     assert "'local-epochs'" in text
-    assert sum("same error as in the check" in one.text for one in verdicts.values()) >= len(theirs.CHECKS)
+    assert sum("same error as in the check" in verdict.text for verdict in verdicts.values()) >= len(theirs.CHECKS)
     unmoved = judged(adapted(Unmoved), until="no client shows in the next")
     assert "wrong sign" not in _failed(unmoved)["its training lowers its loss"]
     assert unmoved["no client shows in the next"].passed is None
@@ -205,7 +205,7 @@ def test_a_constant_is_passed_and_a_client_without_loss_is_not_asked_for_least_s
 class Drawing(Seeding):
     """It seeds all that it draws from when it is built, and records what it draws in its training."""
 
-    drawn: ClassVar[list[list[float]]] = []
+    draws: ClassVar[list[list[float]]] = []
 
     def __init__(self, module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float, epochs: int) -> None:
         super().__init__(module, loss, x, y, rate, epochs, batch_size=4)
@@ -217,9 +217,9 @@ class Drawing(Seeding):
 
     def train(self) -> None:
         super().train()
-        of_torch = [torch.rand(1, generator=one).item() for one in (None, self.of_torch, self.loader.generator)]
+        of_torch = [torch.rand(1, generator=source).item() for source in (None, self.of_torch, self.loader.generator)]
         of_numpy = [np.random.rand(), self.of_numpy.random()]  # noqa: NPY002
-        self.drawn.append([*of_torch, *of_numpy, random.random(), self.of_python.random()])
+        self.draws.append([*of_torch, *of_numpy, random.random(), self.of_python.random()])
 
 
 @pytest.mark.long
@@ -263,39 +263,39 @@ class SeedsInTraining(Seeding):
         super().train()
 
 
-class Drawn(Average):
+class RandomWeights(Average):
     """It weighs clients by numbers that it drew when it was built."""
 
     def __init__(self) -> None:
-        self.drawn = np.random.rand(2).tolist()  # noqa: NPY002
+        self.numbers = np.random.rand(2).tolist()  # noqa: NPY002
 
 
 def test_a_client_that_seeds_when_it_is_built_draws_other_numbers_for_each_seed() -> None:
-    Drawing.drawn.clear()
+    Drawing.draws.clear()
     federation, algorithm = digits(linear=True), adapted(Drawing)
     message, data = Message({"model": federation.model}), federation.data.clients[0]
     for seed in (1, 2, 1):
         algorithm.client(federation.work(), message, {}, data, 1, seed)
-    first, other, again = Drawing.drawn
+    first, other, again = Drawing.draws
     assert first == again
     assert all(a != b for a, b in zip(first, other, strict=True))
 
 
 def test_a_strategy_is_built_with_the_seed_of_the_run() -> None:
     """Also where the run goes on in another process."""
-    facts, model, drawn = Facts(2, [1, 1], rounds=3), digits(linear=True).model, []
+    facts, model, numbers = Facts(2, [1, 1], rounds=3), digits(linear=True).model, []
     for seed in (1, 2, 1):
-        np.random.seed(len(drawn))  # noqa: NPY002
-        algorithm = adapted(Seeding, Drawn)
+        np.random.seed(len(numbers))  # noqa: NPY002
+        algorithm = adapted(Seeding, RandomWeights)
         without_values = Flat(model.layout, model.buffer.to("meta"))  # as a check before a run starts it
         adapted(Seeding, ControlServer).start(without_values, facts, seed)
         state = algorithm.start(model, facts, seed)
-        drawn.append(algorithm.server and algorithm.server.strategy.drawn)
-        other = adapted(Seeding, Drawn)  # as in another process
+        numbers.append(algorithm.server and algorithm.server.strategy.numbers)
+        other = adapted(Seeding, RandomWeights)  # as in another process
         other.merge(SimpleNamespace(), state, {}, {}, 3, seed=99)  # pyright: ignore[reportArgumentType]
         assert other.server
-        assert other.server.strategy.drawn == drawn[-1]
-    assert drawn[0] == drawn[2] != drawn[1]
+        assert other.server.strategy.numbers == numbers[-1]
+    assert numbers[0] == numbers[2] != numbers[1]
 
 
 def test_a_client_that_seeds_while_it_trains_is_detected() -> None:

@@ -24,7 +24,7 @@ from fedcommons.errors import UserError
 from fedcommons.testing import CHECKS, check_algorithm
 
 FEDAVG, SHORT = FedAvg(), LocalSGD(epochs=1, batch_size=8)
-CASES = [pytest.param(check, one, id=f"{check}-{i}") for check, all in BROKEN.items() for i, one in enumerate(all)]
+CASES = [pytest.param(check, case, id=f"{check}-{i}") for check, all in BROKEN.items() for i, case in enumerate(all)]
 
 
 def failed(error: AssertionError) -> list[str]:

@@ -72,8 +72,8 @@ def test_a_client_app_is_judged_and_its_state_stays(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(referee, "ROUNDS", 10)
     monkeypatch.setattr(rate, "ROUNDS", 10)
     algorithm = adapted(app, config=CONFIG)
-    verdicts = {one.check: one for one in referee.referee(algorithm, Claims((algorithm, FedAvg()), down=1, up=1))}
-    assert [one.text for one in verdicts.values() if one.passed is False] == []
+    verdicts = {v.check: v for v in referee.referee(algorithm, Claims((algorithm, FedAvg()), down=1, up=1))}
+    assert [v.text for v in verdicts.values() if v.passed is False] == []
     assert verdicts["special case"].passed
     _, metrics = after(algorithm)
     assert (metrics["train/rounds"], metrics["train/id"], metrics["train/num-examples"]) == (3, 2, 12.8)

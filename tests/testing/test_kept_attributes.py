@@ -42,10 +42,10 @@ def test_attributes_are_restored_with_their_types_and_their_order() -> None:
     old.net(torch.rand(3, 2))
     old.slot = 1
     old.scale.data += 1
-    parameters, kept = [*new.net.parameters(), new.scale], changed(old, built)
-    assert not lost_attributes(kept)
-    restore(new, dict(sorted(kept.items())))  # as a checkpoint sorts them
-    assert {json.loads(path)[0][1] for path in kept} == {*values, "net", "scale", "slot"} - {"same"}
+    parameters, changes = [*new.net.parameters(), new.scale], changed(old, built)
+    assert not lost_attributes(changes)
+    restore(new, dict(sorted(changes.items())))  # as a checkpoint sorts them
+    assert {json.loads(path)[0][1] for path in changes} == {*values, "net", "scale", "slot"} - {"same"}
     assert repr(vars(new)) == repr(vars(old))
     assert (new.slot, new.many["m"], type(new.b[-1])) == (1, 0, np.bool)
     assert (new.turned[0].strides, new.turned[1].stride()) == ((8, 24), (4, 1, 12))  # which decide the order of sums
@@ -83,15 +83,15 @@ class ListsParameters(FlowerStyle):
         self, module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int
     ) -> None:
         super().__init__(module, loss, x, y, rate, epochs, batch_size)
-        self.weights, self.own, self.lazy = [*module.parameters()], nn.Parameter(torch.zeros(1)), nn.LazyLinear(1)
+        self.weights, self.bias, self.lazy = [*module.parameters()], nn.Parameter(torch.zeros(1)), nn.LazyLinear(1)
 
     def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
         for weight, value in zip(self.weights, parameters, strict=True):
             weight.data = torch.tensor(value)
         self.train()
-        self.own.data += 1
+        self.bias.data += 1
         self.net = nn.Sequential(self.net)  # the state_dict gets other names, as by torch.compile
-        numbers = {"own": self.own.item(), "learns": float(self.own.requires_grad)}
+        numbers = {"own": self.bias.item(), "learns": float(self.bias.requires_grad)}
         return [weight.detach().numpy().copy() for weight in self.weights], self.n, numbers
 
 
@@ -110,8 +110,8 @@ class Wrapper(Average):
     def __init__(self) -> None:
         self.strategy = Slower()
 
-    def aggregate_fit(self, *given: Any) -> tuple[list[np.ndarray] | None, dict]:
-        return self.strategy.aggregate_fit(*given)
+    def aggregate_fit(self, *arguments: Any) -> tuple[list[np.ndarray] | None, dict]:
+        return self.strategy.aggregate_fit(*arguments)
 
 
 class Slower(Average):
@@ -120,10 +120,10 @@ class Slower(Average):
     def __init__(self) -> None:
         self.calls = (0,)
 
-    def aggregate_fit(self, *given: Any) -> tuple[list[np.ndarray] | None, dict]:
+    def aggregate_fit(self, *arguments: Any) -> tuple[list[np.ndarray] | None, dict]:
         self.calls = (*self.calls, 1)
         self.log.append(1)
-        arrays, numbers = super().aggregate_fit(*given)
+        arrays, numbers = super().aggregate_fit(*arguments)
         return arrays and [x / len(self.calls) / len(self.log) for x in arrays], numbers
 
 

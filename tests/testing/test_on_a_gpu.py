@@ -173,8 +173,8 @@ def test_measuring_and_evaluating() -> None:
         executor = clients.on(device).serial(case(FedAvg())[0])
         whole, part = moments(executor, at, "own", 2, 1), moments(executor, at, "own", 2, 1, Part(16, 0, 0))
         return [
-            *(data(x).tolist() for found in (whole, part) for x in (found.mean, found.pooled)),
-            *(x.tolist() for found in (whole, part) for x in (found.sq, found.sq_mean, found.v)),
+            *(data(x).tolist() for result in (whole, part) for x in (result.mean, result.pooled)),
+            *(x.tolist() for result in (whole, part) for x in (result.sq, result.sq_mean, result.v)),
             smoothness_of_each(executor, at, "own", 2, 1),
             smoothness(executor, at, "own", 2, 1),
             evaluate(executor, at, {"test": 100}),
@@ -276,6 +276,6 @@ def test_waits_and_copies_are_counted_by_line(what: str, gpu: PretendGPU) -> Non
     (do, expected), x = COUNTED[what], on_gpu(3)
     before = gpu.events.since(type(gpu.events)())
     do(x)
-    found = gpu.events.since(before)
-    assert all(line.startswith("testing/test_on_a_gpu.py:") for line in found.waits | found.copies)
-    assert (found.waits.total(), found.copies.total()) == expected
+    events = gpu.events.since(before)
+    assert all(line.startswith("testing/test_on_a_gpu.py:") for line in events.waits | events.copies)
+    assert (events.waits.total(), events.copies.total()) == expected

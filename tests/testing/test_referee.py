@@ -23,11 +23,11 @@ FOREIGN = Path(__file__).parents[1] / "helpers" / "foreign_clients.py"
 
 
 def failed(algorithm: Algorithm, claims: Claims = referee.NOTHING, until: str = "") -> dict[str, str]:
-    """The failed checks, and why each failed; ``until``: the last one, as least squares take time."""
+    """Return the failed checks with their reasons; ``until``: the last check, as least squares take time."""
     result: dict[str, str] = {}
-    for one in referee.referee(algorithm, claims):
-        result |= {one.check: one.text} if one.passed is False else {}
-        if one.check == until:
+    for verdict in referee.referee(algorithm, claims):
+        result |= {verdict.check: verdict.text} if verdict.passed is False else {}
+        if verdict.check == until:
             break
     return result
 
@@ -87,9 +87,9 @@ def test_true_claims_of_our_methods_pass(claims_only: None) -> None:
 @pytest.mark.long
 def test_the_contract_fails_a_method_that_does_not_work_and_what_is_not_claimed_is_not_judged() -> None:
     verdicts = [*referee.referee(Changed(_fail))]
-    assert [one.word for one in verdicts if "too late" in one.text] == ["FAIL"]
-    assert sum("same error as in the check" in one.text for one in verdicts) > 5
-    assert {one.check for one in verdicts if one.passed is None} >= {"rate", "models"}
+    assert [verdict.word for verdict in verdicts if "too late" in verdict.text] == ["FAIL"]
+    assert sum("same error as in the check" in verdict.text for verdict in verdicts) > 5
+    assert {verdict.check for verdict in verdicts if verdict.passed is None} >= {"rate", "models"}
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_the_command_judges_a_client_of_another_form_and_runs_its_row(
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [("", "name a method"), ("fedprx", "did you mean 'fedprox'"),
      ("fedprox --constants nu=1", "unknown option '--fedprox.nu'"), ("fedprox --constants mu", "name=value"),
      ("fedprox --special-case mu=0", "is METHOD"),
@@ -135,10 +135,10 @@ def test_the_command_judges_a_client_of_another_form_and_runs_its_row(
      ("their.py:FlowerStyle --strategy their.py:Neither", "neither aggregate_fit nor aggregate_train")],
 )  # fmt: skip
 def test_bad_input_is_refused(
-    argv: str, said: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    argv: str, message: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("their.py").write_text(FOREIGN.read_text(), encoding="utf-8")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         script.referee(argv.split())
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"their.py"}

@@ -189,7 +189,7 @@ def test_a_true_claim_is_not_accused(honest: FedAvg) -> None:
 
 
 def test_the_contract_has_it_where_asked_for() -> None:
-    one, plant = ["all_that_is_sent_is_named_by_a_release"], Planted(FALSE["a mean"][0])
-    check_algorithm(plant, only=one)
+    names, plant = ["all_that_is_sent_is_named_by_a_release"], Planted(FALSE["a mean"][0])
+    check_algorithm(plant, only=names)
     with pytest.raises(AssertionError, match="what_leaves_a_client_moves_as_declared: round 1"):
-        check_algorithm(plant, only=one, private=True)
+        check_algorithm(plant, only=names, private=True)

@@ -106,8 +106,8 @@ class Means:
 class AlsoRealOnes(Means):
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         whole, rows = super().assign(client_data, released), client_data.clients.rows
-        given = [rows[i - 1][:1] for i in range(len(rows))]
-        return replace(whole, received=[np.concatenate(both) for both in zip(whole.received, given, strict=True)])
+        extra = [rows[i - 1][:1] for i in range(len(rows))]
+        return replace(whole, received=[np.concatenate(both) for both in zip(whole.received, extra, strict=True)])
 
 
 class NoisyLabels(Means):

@@ -67,10 +67,10 @@ def require_bounded(folder: Path, read: Callable[[], object], seconds: int = 30)
 
 def frames(folder: Path) -> None:
     for load in (load_runs, load_rounds, load_clients):
-        found = load(folder.parent)
-        assert str(folder.parent / "good") in set(found["run"]), "the intact run is lost"
-        found.to_csv()
-        for row in found.to_dict("records"):
+        frame = load(folder.parent)
+        assert str(folder.parent / "good") in set(frame["run"]), "the intact run is lost"
+        frame.to_csv()
+        for row in frame.to_dict("records"):
             assert not [c for value in row.values() if isinstance(value, str) for c in value if not c.isprintable()]
 
 

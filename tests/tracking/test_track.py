@@ -100,16 +100,16 @@ def test_offline_files_have_variables_of_wandb_where_no_field_is_given(
     assert play(["wandb", str(sweep), "--model"]) == 0
     runs = {name: wandb_file(sweep / name) for name in ("a", "b", ".")}
     assert [runs[name].run.project for name in runs] == ["Q"] * 3
-    assert [runs[name].run.run_group for name in runs] == ["g", "g", "sweep"]  # the runs' field is given
+    assert [runs[name].run.run_group for name in runs] == ["g", "g", "sweep"]  # the runs' field is set
     assert [runs[name].run.display_name for name in runs] == ["a", "b", "sweep"]
     assert runs["a"].run.run_id == "abc"
-    assert len({one.run.run_id for one in runs.values()} - {"i"}) == 3
+    assert len({each.run.run_id for each in runs.values()} - {"i"}) == 3
     assert {"x", "y", "smoke"} <= {*runs["a"].run.tags}
     (file,) = (sweep / "wandb").glob("offline-run-*/files/media/table/runs_*.json")
     table = json.loads(file.read_text())
     names = [row[table["columns"].index("run")] for row in table["data"]]
     assert (names, str(sweep) in file.read_text()) == (["a", "b"], False)
-    artifacts = {name: [r for r in one.records if "artifact" in str(r)] for name, one in runs.items()}
+    artifacts = {name: [r for r in each.records if "artifact" in str(r)] for name, each in runs.items()}
     assert "model-abc" in str(artifacts["a"])
     assert not (sweep / "a" / "tracked.json").exists()  # the run is not at W&B yet
 

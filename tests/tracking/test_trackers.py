@@ -30,11 +30,11 @@ Rows = dict[tuple[int, str], float]
 def resumed(config: Experiment, folder: Path, after: int) -> list[str]:
     """Kill a run after a round and resume it; return its messages."""
 
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(PowerCut):
-        run(config, folder, say=said.append, on_round=cut_at(after))
-    run(config, folder, say=said.append, resume=True)
-    return said
+        run(config, folder, say=messages.append, on_round=cut_at(after))
+    run(config, folder, say=messages.append, resume=True)
+    return messages
 
 
 def lines(path: Path) -> list[Any]:
@@ -51,7 +51,7 @@ def of_tensorboard(folder: Path) -> Rows:
 
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    return {(one.step, name): one.value for name in events.Tags()["scalars"] for one in events.Scalars(name)}
+    return {(event.step, name): event.value for name in events.Tags()["scalars"] for event in events.Scalars(name)}
 
 
 def of_mlflow(folder: Path) -> Rows:
@@ -60,9 +60,9 @@ def of_mlflow(folder: Path) -> Rows:
     client = MlflowClient(tracking_uri=(folder / "mlflow").absolute().as_uri())
     there = client.get_experiment_by_name("fedcommons")
     assert there
-    (one,) = client.search_runs([there.experiment_id])
-    assert (one.info.run_name, one.info.status) == ("run", "FINISHED")
-    of_each = [client.get_metric_history(one.info.run_id, name) for name in one.data.metrics]
+    (record,) = client.search_runs([there.experiment_id])
+    assert (record.info.run_name, record.info.status) == ("run", "FINISHED")
+    of_each = [client.get_metric_history(record.info.run_id, name) for name in record.data.metrics]
     return {(value.step, value.key): value.value for history in of_each for value in history}
 
 
@@ -85,8 +85,8 @@ def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, mo
         with pytest.raises(UserError, match=rf"pip install 'fedcommons\[{name}\]'"):
             run(config, tmp_path / "run", say=quiet)
         pytest.skip(f"{name} is not installed")
-    said = resumed(config, tmp_path / "run", 1)
-    assert not [text for text in said if "goes on without" in text]
+    messages = resumed(config, tmp_path / "run", 1)
+    assert not [text for text in messages if "goes on without" in text]
     untrained, *trained = lines(tmp_path / "run" / "rounds.jsonl")
     assert [line["server/share/weighted"] for line in trained] == [0.25] * 3
     for line in trained:
@@ -199,9 +199,9 @@ def test_a_tracker_gets_every_round_and_changes_nothing(lab: Path) -> None:
     resumed(wanted, lab / "same", 2)
     assert untimed(lab / "same" / "mine.jsonl") == untimed(lab / "with" / "mine.jsonl")
     for at in ("made", "log", "finish"):
-        said: list[str] = []
-        run(described(tracking__tracker=TRACKER, tracking__fails=at), lab / at, say=said.append)
-        (text,) = [text for text in said if "tracker" in text]
+        messages: list[str] = []
+        run(described(tracking__tracker=TRACKER, tracking__fails=at), lab / at, say=messages.append)
+        (text,) = [text for text in messages if "tracker" in text]
         assert "No space left" in text
     for name in ("with", "same", "made", "log", "finish"):
         assert files(lab / name) == files(lab / "without"), name
@@ -213,10 +213,10 @@ def test_a_measures_numbers_are_in_the_record_and_in_the_frames_and_what_is_wron
     wanted = described(measure__every=2, measure__measure=MEASURE, measure__power=1)
     run(wanted, lab / "run", say=quiet)
     rounds = lines(lab / "run" / "rounds.jsonl")
-    new = [{n.partition("/")[2]: v for n, v in one.items() if n.startswith("measure/")} for one in rounds]
-    assert [one.get("round") for one in new] == [0, None, 2, 3]  # before round 1, every second round, the last
-    assert len({one["seed"] for one in new if one}) == len({one["drawn"] for one in new if one}) == 3
-    without = [{n: v for n, v in one.items() if not n.startswith("measure/")} for one in rounds]
+    new = [{n.partition("/")[2]: v for n, v in line.items() if n.startswith("measure/")} for line in rounds]
+    assert [line.get("round") for line in new] == [0, None, 2, 3]  # before round 1, every second round, the last
+    assert len({line["seed"] for line in new if line}) == len({line["drawn"] for line in new if line}) == 3
+    without = [{n: v for n, v in line.items() if not n.startswith("measure/")} for line in rounds]
     assert without == lines(lab / "plain" / "rounds.jsonl")
     assert load_runs(lab / "run")["measure/size"].tolist() == [new[-1]["size"]]
     resumed(wanted, lab / "killed", 2)

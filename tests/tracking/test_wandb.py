@@ -51,7 +51,7 @@ def test_wandb_has_every_number_of_every_round_and_the_chosen_components(tmp_pat
     values = {"federation.rounds": 4, "measure.every": 2, "tracking.group": "g", "algorithm": "user_parts:Reports",
               "straggler.rule": "fastest", "target": 0.01, "tracking.wandb": "offline"}  # fmt: skip
     folder = tmp_path / "run"
-    own = experiment.run(presets.experiment("smoke", "digits", {**SMALL, **values}), folder)
+    summary = experiment.run(presets.experiment("smoke", "digits", {**SMALL, **values}), folder)
     file, record = wandb_file(folder), lines(folder)
     numbers = [{k: v for k, v in line.items() if k not in ("late", "partial")} for line in record]
     own_columns = ("_", "media/", "seconds/")
@@ -64,34 +64,34 @@ def test_wandb_has_every_number_of_every_round_and_the_chosen_components(tmp_pat
     del written["artifacts"], written["data"]["dir"], written["tracking"]
     assert config == {**written, "preset": "smoke"}
     assert (file.summary["target_reached"], file.summary["target"]) == (True, 0.01)
-    assert file.summary["rounds_to_target"] == own["rounds_to_target"] > 0
+    assert file.summary["rounds_to_target"] == summary["rounds_to_target"] > 0
 
 
 def test_effective_values_are_those_that_resulted(config: Experiment, tmp_path: Path, wandb_file: Reader) -> None:
     """p is null in the config here and 1/2 in fact; without generators or DP-SGD it is 0, and iid has ``IID``."""
 
-    def effective(found: "WandbFile") -> dict[str, Any]:
-        return {name.removeprefix("effective/"): value for name, value in found.config.items() if "/" in name}
+    def effective(file: "WandbFile") -> dict[str, Any]:
+        return {name.removeprefix("effective/"): value for name, value in file.config.items() if "/" in name}
 
     values = {"sharing.setting": "shuffled_synthetic", "generator.rho": 0.5, "partition.name": "iid",
               "generator.epochs": 1, "generator.channels": (8, 8), "generator.sampling_steps": 2,
               "sharing.audit": True}  # fmt: skip
     summary = experiment.run(override(config, values), tmp_path / "made")
-    made = wandb_file(tmp_path / "made")
-    assert made.config["sharing"]["p"] is None
-    assert effective(made) == {"p": summary["p"], "rho": 0.5, "lr": 0.1, "alpha": IID, "noise_multiplier": 0}
-    assert made.summary["audit/pixels/closer"] == summary["audit"]["pixels"]["closer"]
+    synthetic = wandb_file(tmp_path / "made")
+    assert synthetic.config["sharing"]["p"] is None
+    assert effective(synthetic) == {"p": summary["p"], "rho": 0.5, "lr": 0.1, "alpha": IID, "noise_multiplier": 0}
+    assert synthetic.summary["audit/pixels/closer"] == summary["audit"]["pixels"]["closer"]
     values = {"dp.local": True, "dp.noise_multiplier": 1.5, "client.lr": 0.01, "target": 1.0}
     result = experiment.run(override(config, values), tmp_path / "private")
     private = wandb_file(tmp_path / "private")
     assert effective(private) == {"alpha": 0.1, "noise_multiplier": 1.5, "p": 0, "rho": 0, "lr": 0.01}
     name = "epsilon_of_messages_if_secret"
     assert private.summary[f"privacy/{name}"] == result["privacy"][name]
-    assert private.summary["privacy/overall"] == made.summary["privacy/overall"] == "none"
+    assert private.summary["privacy/overall"] == synthetic.summary["privacy/overall"] == "none"
     assert private.summary["target_reached"] is False
 
 
-OWN = """
+USER_FILE = """
 from fedcommons.algorithms.fedavg import FedAvg as Method
 from fedcommons.data.datasets import digits
 from fedcommons.sharing.synthetic import LocalSynthetic as Stage
@@ -111,7 +111,7 @@ def test_wandb_gets_no_secret_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     home, lab = Path.home(), tmp_path / "secret project"
     (lab / "lab").mkdir(parents=True)
     for name in ("my.py", "lab/other.py"):
-        (lab / name).write_text(OWN)
+        (lab / name).write_text(USER_FILE)
     monkeypatch.chdir(lab)
     monkeypatch.setenv("HOME", str(lab))
     values = {
@@ -129,9 +129,9 @@ def test_wandb_gets_no_secret_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert file.config["algorithm"] == file.summary["algorithm"] == "my.py:Method"
     assert file.config["data"]["folder"] == "photos"
     assert {"images", "method", "stage", "net"} <= set(file.run.tags)
-    (of,) = Path("out/run/wandb").glob("offline-run-*")
+    (folder,) = Path("out/run/wandb").glob("offline-run-*")
     assert not [path for path in Path("out/run").rglob("*") if path.is_symlink() and not path.exists()]
-    paths = [path for path in (of / "files").rglob("*") if path.is_file() and path.suffix != ".png"]
+    paths = [path for path in (folder / "files").rglob("*") if path.is_file() and path.suffix != ".png"]
     texts = [*map(str, file.records), *(path.read_text() for path in paths)]
     places = (tmp_path, home, Path(__file__).parent, sys.executable)
     for here in (*map(str, places), "secret project", "lab/", "~", "out/"):
@@ -150,15 +150,15 @@ def test_without_a_login_it_is_offline_off_writes_nothing_and_a_failure_does_not
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-such-netrc"))
-    said: list[str] = []
-    experiment.run(override(config, {"tracking.wandb": "online"}), tmp_path / "run", say=said.append)
-    assert any("no login" in text and "offline" in text for text in said)
+    messages: list[str] = []
+    experiment.run(override(config, {"tracking.wandb": "online"}), tmp_path / "run", say=messages.append)
+    assert any("no login" in text and "offline" in text for text in messages)
     assert len(wandb_file(tmp_path / "run").history) == 2
     experiment.run(override(config, {"tracking.wandb": "off"}), tmp_path / "off")
     assert not (tmp_path / "off" / "wandb").exists()
     monkeypatch.setattr(wandb, "init", broken)
-    assert experiment.run(config, tmp_path / "broken", say=said.append)["rounds"] == 1
-    assert any("disk full" in text for text in said)
+    assert experiment.run(config, tmp_path / "broken", say=messages.append)["rounds"] == 1
+    assert any("disk full" in text for text in messages)
 
 
 class Interrupted:
@@ -182,9 +182,9 @@ def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(
     """A run that the server refuses stays offline, and a sweep says so before any run."""
     online = {"wandb": "online", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
     fields = {**online, "setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "made")}
-    said: list[str] = []
-    fedcommons.run(fedcommons.experiment("smoke", values=fields), tmp_path / "mine", say=said.append)
-    assert not [text for text in said if "W&B" in text]
+    messages: list[str] = []
+    fedcommons.run(fedcommons.experiment("smoke", values=fields), tmp_path / "mine", say=messages.append)
+    assert not [text for text in messages if "W&B" in text]
     assert (wandb_online.bucket["project"], wandb_online.bucket["displayName"]) == ("fedcommons", "mine")
     assert (wandb_online.config["preset"], wandb_online.config["federation"]["rounds"]) == ("smoke", 2)
     seen = [[(k, v) for k, v in row.items() if not k.startswith("seconds/")] for row in wandb_online.history]
@@ -203,8 +203,8 @@ def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(
     wandb_online.refuses = True
     assert tracked(of_sweep, tmp_path)["tracking.wandb"] == "offline"
     assert "permission denied" in capsys.readouterr().out
-    fedcommons.run(fedcommons.experiment("smoke", values=online), tmp_path / "refused", say=said.append)
-    assert [text for text in said if "kept offline" in text]
+    fedcommons.run(fedcommons.experiment("smoke", values=online), tmp_path / "refused", say=messages.append)
+    assert [text for text in messages if "kept offline" in text]
     assert [row["round"] for row in wandb_file(tmp_path / "refused").history] == [0, 1, 2]
 
 
@@ -259,20 +259,20 @@ def test_every_panel_shows_what_some_run_has_at_wandb(view: dict[str, Any], fold
     assert [len(section["panels"]) for section in sections] == [3, 7, 3, 1, 3, 2, 3]
     assert (view["entity"], view["project"]) == ("ENTITY", "mine")  # the runs' own project
     files = {name: wandb_file(folder / name) for name in ("plain", "swapped", "private", "made")}
-    rows = [row for one in files.values() for row in one.history]
+    rows = [row for file in files.values() for row in file.history]
     for kind, x, names in panels(view["spec"]):
         if kind == LINE:
             assert [row for row in rows if {x, *names} <= row.keys()], names
         if kind == MEDIA:  # a row has several facts of it
             assert [row for row in rows if f"{names[0]}.path" in row], names
         if kind == BAR:
-            assert any(isinstance(one.summary.get(names[0]), int | float) for one in files.values()), names
+            assert any(isinstance(file.summary.get(names[0]), int | float) for file in files.values()), names
     plots = [names for kind, _, names in panels(view["spec"]) if kind == "Parallel Coordinates Plot"]
-    for name, one in files.items():
-        held = {f"config:{key}.value": value for key, value in one.config.items()}
-        held |= {f"summary:{key}": value for key, value in one.summary.items()}
-        drawn = [all(isinstance(held.get(accessor), int | float) for accessor in names) for names in plots]
-        assert drawn == [name != "swapped", True], name
+    for name, file in files.items():
+        values = {f"config:{key}.value": value for key, value in file.config.items()}
+        values |= {f"summary:{key}": value for key, value in file.summary.items()}
+        plotted = [all(isinstance(values.get(accessor), int | float) for accessor in names) for names in plots]
+        assert plotted == [name != "swapped", True], name
 
 
 def test_the_printed_command_makes_the_same_on_the_server(
@@ -284,9 +284,9 @@ def test_the_printed_command_makes_the_same_on_the_server(
     printed = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert printed == ["python", "sweeps/dashboard.py", *words, "--entity", "YOURS"]
     assert dashboard.dashboard(["me" if word == "YOURS" else word for word in printed[2:]]) == 0
-    (made,) = wandb_online.variables("upsertView")
-    assert (made["entityName"], made["projectName"], made["displayName"]) == ("me", "mine", "my runs")
-    assert [*panels(json.loads(made["spec"]))] == [*panels(view["spec"])]
+    (upload,) = wandb_online.variables("upsertView")
+    assert (upload["entityName"], upload["projectName"], upload["displayName"]) == ("me", "mine", "my runs")
+    assert [*panels(json.loads(upload["spec"]))] == [*panels(view["spec"])]
     wandb_online.refuses = True
     with pytest.raises(UserError, match="permission denied"):
         dashboard.dashboard(["--entity", "me"])

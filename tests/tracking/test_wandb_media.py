@@ -20,7 +20,7 @@ def uploaded(folder: Path) -> set[str]:
     return {f"media/{path.name.partition('_')[0]}" for path in files}
 
 
-OWN = """
+USER_FILE = """
 from dataclasses import dataclass
 
 from fedcommons.sharing.synthetic import ShuffledSynthetic
@@ -49,7 +49,7 @@ class Copying(ShuffledSynthetic):
 def test_the_pictures_of_a_run(
     setting: str, more: dict[str, Any], expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.py").write_text(USER_FILE)
     monkeypatch.chdir(tmp_path)
     if setting != "raw_copies":
         more = {**more, "generator.epochs": 1, "generator.sampling_steps": 2, "generator.channels": (8, 8)}

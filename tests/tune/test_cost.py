@@ -64,9 +64,9 @@ def spy(patch: pytest.MonkeyPatch, place: Any, name: str, note: Callable[..., No
     """Let a function of the engine call ``note`` with its arguments before it runs."""
     run = getattr(place, name)
 
-    def noting(*given: Any, **named: Any) -> Any:
-        note(*given, **named)
-        return run(*given, **named)
+    def noting(*arguments: Any, **named: Any) -> Any:
+        note(*arguments, **named)
+        return run(*arguments, **named)
 
     patch.setattr(place, name, noting)
 
@@ -84,12 +84,12 @@ def test_counted_work_is_the_work_of_a_run(
     counts, work = count_work(ready(tmp_path, values)), generators()
     seen: Counter[str] = Counter()
 
-    def trained(self: LocalSGD, work: Work, *given: Any, run: Any = LocalSGD.run, **named: Any):
+    def trained(self: LocalSGD, work: Work, *arguments: Any, run: Any = LocalSGD.run, **named: Any):
         def loss(batch: Any, number: int) -> torch.Tensor:
             seen.update(examples=len(batch[1]))
             return work.module.training_step(batch, number)  # pyright: ignore[reportReturnType]
 
-        return run(self, work, *given, **{**named, "loss": loss})
+        return run(self, work, *arguments, **{**named, "loss": loss})
 
     def chunk(worker: Any, task: Any, job: tuple[str, int]) -> None:
         seen["evaluated"] += len(worker.data.sets[job[0]].y[job[1] :][: evaluation.CHUNK])
@@ -174,11 +174,11 @@ def test_places_are_filled_in_order_and_durations_and_sizes_in_words() -> None:
 
 
 def test_shapes_are_shared_by_what_does_not_change_a_step(tmp_path: Path) -> None:
-    one = cost.shape_of(ready(tmp_path, {}))
+    shape = cost.shape_of(ready(tmp_path, {}))
     same = {"seed": 3, "client.lr": 0.3, "federation.rounds": 9, "evaluate.every": 2}
-    assert cost.shape_of(ready(tmp_path, same)) == one
+    assert cost.shape_of(ready(tmp_path, same)) == shape
     for other in ({"algorithm": "fedprox"}, {"client.batch_size": 9}, {"model.hidden": 9}, {"dp.local": True}):
-        assert cost.shape_of(ready(tmp_path, other)) != one
+        assert cost.shape_of(ready(tmp_path, other)) != shape
 
 
 def test_a_measurement_leaves_nothing_and_finds_prices_even_where_training_diverges(
@@ -186,16 +186,16 @@ def test_a_measurement_leaves_nothing_and_finds_prices_even_where_training_diver
 ) -> None:
     monkeypatch.chdir(tmp_path)
     values = {"algorithm": "scaffold", "measure.smoothness": True, "client.lr": 1e10, "client.momentum": 0.0, **POOL}
-    found = cost.measure(one := ready(tmp_path, values))
+    prices = cost.measure(setup := ready(tmp_path, values))
     assert list(tmp_path.iterdir()) == []
-    seconds = found.seconds
+    seconds = prices.seconds
     assert all(
         value > 0
-        for value in (seconds.checkpoints, seconds.evaluated, seconds.untrained, seconds.measured, found.memory)
+        for value in (seconds.checkpoints, seconds.evaluated, seconds.untrained, seconds.measured, prices.memory)
     )
     assert seconds.examples + seconds.trainings + seconds.rounds > 0
-    start = one.start(ClientMemory())
-    assert (found.state, found.memory_bytes) == (nbytes(start.state), nbytes({"control": start.model}))
+    start = setup.start(ClientMemory())
+    assert (prices.state, prices.memory_bytes) == (nbytes(start.state), nbytes({"control": start.model}))
 
 
 @pytest.mark.usefixtures("untimed")
@@ -246,19 +246,19 @@ class Polish(FedAvg):
 def test_a_prediction_is_exact_by_a_clock_that_only_the_method_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {"algorithm": f"{__file__}:Polish", "measure.every": 0, "federation.rounds": 6, "client.epochs": 9,
+    fields = {"algorithm": f"{__file__}:Polish", "measure.every": 0, "federation.rounds": 6, "client.epochs": 9,
            "partition.n_clients": 5, "federation.participation": 0.7, "partition.name": "dirichlet_niid"}  # fmt: skip
-    mine = ready(tmp_path, own)
-    module: Any = sys.modules[type(mine.algorithm).__module__]
+    setup = ready(tmp_path, fields)
+    module: Any = sys.modules[type(setup.algorithm).__module__]
     for place in (cost, small_rounds):
         monkeypatch.setattr(place, "time", SimpleNamespace(perf_counter=lambda: module.SECONDS[0]))
-    seconds = cost.measure(mine).seconds
+    seconds = cost.measure(setup).seconds
     assert module.SECONDS[0] < 9 * (2 * 13 + 30)  # the 50 epochs were not run
     assert (seconds.rounds, seconds.checkpoints) == pytest.approx((1.5 + 107.0, 0.0))
     assert (seconds.trainings, seconds.examples) == pytest.approx((0.5, 0.01))
     before = module.SECONDS[0]
-    experiment.run(_config(tmp_path, own), tmp_path / "run", say=lambda _: None)
-    assert count_work(mine).seconds(seconds) == pytest.approx(module.SECONDS[0] - before)
+    experiment.run(_config(tmp_path, fields), tmp_path / "run", say=lambda _: None)
+    assert count_work(setup).seconds(seconds) == pytest.approx(module.SECONDS[0] - before)
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -271,8 +271,8 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", METHODS)
 def test_the_named_jobs_repeat_their_work(name: str, tmp_path: Path) -> None:
     values = {"algorithm": name, "measure.every": 0, "federation.rounds": 3, **METHODS[name]}
-    one = ready(tmp_path, values)
-    small = small_rounds.SmallRounds(one, 1, None, 3)
+    setup = ready(tmp_path, values)
+    small = small_rounds.SmallRounds(setup, 1, None, 3)
     capabilities = capabilities_of(small.method)
     now, seconds = small.play()
     assert {job for _, job in seconds} >= set(capabilities.repeats)
@@ -324,8 +324,8 @@ REPEATS: list[Any] = [5, ("polish",), {"polish": "steps"}, {"polish": "answer"},
 
 @pytest.mark.parametrize("wrong", REPEATS, ids=str)
 def test_wrong_repeated_work_is_refused(wrong: Any) -> None:
-    class Mine(Wrong):
+    class RepeatsWrongly(Wrong):
         capabilities = Capabilities(repeats=wrong)
 
-    with pytest.raises(UserError, match=r"Mine: the capability repeats must map .* got "):
-        repeats_of(Mine("many"))
+    with pytest.raises(UserError, match=r"RepeatsWrongly: the capability repeats must map .* got "):
+        repeats_of(RepeatsWrongly("many"))

@@ -105,14 +105,14 @@ def test_notes_name_departures_from_the_paper_and_published_values_stand_beside_
     table1: ModuleType,
 ) -> None:
     for options, has_published in (("--preset authors", True), ("--preset paper --client.epochs 3", False)):
-        given = table1.arguments(options.split())
-        assert bool(of_table1.published(table1.grid(given), given)) == has_published
-    given = table1.arguments(["--preset", "authors", "--algorithms", "feddyn,fedavg", "--federations", "10:1,40:0.2"])
-    notes = " ".join(of_table1.footnotes(table1.grid(given), given))
+        parsed = table1.arguments(options.split())
+        assert bool(of_table1.published(table1.grid(parsed), parsed)) == has_published
+    parsed = table1.arguments(["--preset", "authors", "--algorithms", "feddyn,fedavg", "--federations", "10:1,40:0.2"])
+    notes = " ".join(of_table1.footnotes(table1.grid(parsed), parsed))
     for part in ("E = 10, 30,", "alpha 0.001, 0.01,", "client.epochs 10, 30", "sharing.p 0.5263, 0.5"):
         assert part in notes, notes
-    given = table1.arguments(["--settings", "real"])
-    assert "in the paper" not in " ".join(of_table1.footnotes(table1.grid(given), given))
+    parsed = table1.arguments(["--settings", "real"])
+    assert "in the paper" not in " ".join(of_table1.footnotes(table1.grid(parsed), parsed))
     paper = presets.experiment("paper", "cifar10")
     assert grids.departures([paper], ()) == ""
     assert "0.2, 0.5" in grids.title([override(paper, {"target": target}) for target in (0.2, 0.5)])
@@ -125,8 +125,8 @@ def test_notes_name_departures_from_the_paper_and_published_values_stand_beside_
 
 def test_a_table_with_a_pool_has_a_server_alone_with_the_same_pool_and_a_central_model(table1: ModuleType) -> None:
     base = ["--alphas=0.1", "--seeds=0,1", "--algorithms=fedprox,fedavg", "--sharing.p=0.3", "--lrs=0.04,0.1"]
-    given = table1.arguments(base)
-    rows = table1.entries(given)
+    options = table1.arguments(base)
+    rows = table1.entries(options)
     federated, alone = ([e.cell.config for e in rows if (e.cell.config.algorithm == "one_shot") == is_alone]
                         for is_alone in (False, True))  # fmt: skip
     assert {(c.sharing.setting, c.sharing.p, c.client.lr, c.seed) for c in alone} == {
@@ -136,17 +136,17 @@ def test_a_table_with_a_pool_has_a_server_alone_with_the_same_pool_and_a_central
     assert {need.images_key for c in alone for need in build(c).requests} == {
         need.images_key for c in pools for need in build(c).requests
     }  # fmt: skip
-    models = references.central_lines(rows, given)
+    models = references.central_lines(rows, options)
     assert {(m.source, m.epochs, m.config.client.lr, m.config.seed) for m in models} == {
         ("central_real", 30 * 10, lr, seed) for lr, seed in ((0.04, 0), (0.04, 1), (0.04, 100), (0.1, 100))
     }  # fmt: skip
     for words in (["--without-references"], ["--settings=real"], ["--sharing.p=0"]):
-        given = table1.arguments(["--alphas=0.1", *words])
-        assert table1.entries(given)[-1].cell.config.algorithm != "one_shot"
-    given = table1.arguments([*base, "--model.batch_norm=true"])
-    rows = table1.entries(given)
+        options = table1.arguments(["--alphas=0.1", *words])
+        assert table1.entries(options)[-1].cell.config.algorithm != "one_shot"
+    options = table1.arguments([*base, "--model.batch_norm=true"])
+    rows = table1.entries(options)
     assert "one_shot" not in {e.cell.config.algorithm for e in rows}
-    assert "BatchNorm" in " ".join(of_table1.footnotes([e.cell for e in rows], given))
+    assert "BatchNorm" in " ".join(of_table1.footnotes([e.cell for e in rows], options))
 
 
 def write_central(line: Any, out: Path, **values: Any) -> None:
@@ -165,21 +165,21 @@ def test_each_target_has_rounds_bytes_and_work_and_says_if_the_pool_alone_reache
 ) -> None:
     """Rounds of 2 MB, or 3 MB with a pool of 10 MB; of SCAFFOLD, 20 MB at alpha 0.1 and 80 MB at alpha 0.01."""
     words = ["--alphas=0.01,0.1", "--algorithms=fedavg,scaffold", "--targets=0.95", f"--out={tmp_path}"]
-    given, display = table1.arguments(words), Display(Console(quiet=True))
-    rows, work = table1.entries(given), {}
+    options, display = table1.arguments(words), Display(Console(quiet=True))
+    rows, work = table1.entries(options), {}
     for e in rows:
         c, alpha = e.cell.config, e.cell.config.flat["partition.alpha"]
         pool = 1e7 if c.algorithm == "fedavg" else 2e7 if alpha == 0.1 else 8e7
         base = None if alpha == 0.01 else 9 if c.algorithm == "fedavg" else 12
-        of = {"real": (base, 6e7, 0), POOL: (2, 9e7, pool), "server_synthetic": (1, 0, 5e6)}
-        reached, sent, once = of[c.sharing.setting]
+        outcomes = {"real": (base, 6e7, 0), POOL: (2, 9e7, pool), "server_synthetic": (1, 0, 5e6)}
+        reached, sent, once = outcomes[c.sharing.setting]
         amounts = {"bytes_down": sent / 3, "bytes_up": sent * 2 / 3, "bytes_once": once}
         recorded(tmp_path / e.cell.name, c, reached, last_accuracy=0.9, best_accuracy=0.96, **amounts)
         work[e.cell.name] = [30.0 * (c.algorithm != "one_shot"), 4.0 * bool(c.generator)]
-    (central,) = references.central_lines(rows, given)
+    (central,) = references.central_lines(rows, options)
     write_central(central, tmp_path)
     (tmp_path / "client_work.json").write_text(json.dumps(work))
-    table1.table1.report(rows, given, tmp_path, display)
+    table1.table1.report(rows, options, tmp_path, display)
     text = (tmp_path / "table1.md").read_text()
     lines = rows_of(text.split("## ")[1])[2:]
     of_pools = {tuple(line[:2]): line[4:] for line in lines if line[2:4] == [POOL, "80 %"]}
@@ -219,9 +219,9 @@ def test_the_central_rate_is_chosen_on_the_tuning_seeds_also_beyond_the_list(
     table1: ModuleType, tmp_path: Path
 ) -> None:
     words = ["--alphas=0.1", "--algorithms=fedavg", "--seeds=1,0", "--tuning-seeds=7,8", "--lrs=0.05,0.1,0.2"]
-    given = table1.arguments(words)
-    rows = table1.entries(given)
-    models = references.central_lines(rows, given)
+    options = table1.arguments(words)
+    rows = table1.entries(options)
+    models = references.central_lines(rows, options)
 
     def train(best: float) -> None:
         """Write the models of the plan as long as it grows; their accuracy is best at ``best``."""
@@ -248,15 +248,15 @@ def test_the_central_rate_is_chosen_on_the_tuning_seeds_also_beyond_the_list(
     (tmp_path / models[0].name / "summary.json").unlink()
     row = central_trials.at_best_rate(models, rows, tmp_path)
     assert row.cells == ()
-    assert "tuning seeds" in references.notes([e.cell for e in rows], given, row)[-1]
+    assert "tuning seeds" in references.notes([e.cell for e in rows], options, row)[-1]
     fixed = [e for e in rows if not e.is_tuning]
-    assert not central_trials.at_best_rate(references.central_lines(fixed, given), fixed, tmp_path / "none").cells
+    assert not central_trials.at_best_rate(references.central_lines(fixed, options), fixed, tmp_path / "none").cells
 
 
 def test_preset_authors_has_one_central_model_per_seed_and_a_note_for_each_number_of_epochs(table1: ModuleType) -> None:
     words = ["--preset=authors", "--alphas=0.1", "--algorithms=fedavg", "--federations=10:1,40:0.2", "--seeds=0,1"]
-    given = table1.arguments(words)
-    models = references.central_lines([Entry(cell, {}) for cell in table1.grid(given)], given)
+    options = table1.arguments(words)
+    models = references.central_lines([Entry(cell, {}) for cell in table1.grid(options)], options)
     assert [(m.config.seed, m.config.client.lr, m.epochs) for m in models] == [(0, 0.05, 3000), (1, 0.05, 3000)]
     small = table1.arguments(["--alphas=0.1", "--settings=shuffled_synthetic", "--client.drop_last=true"])
     alone = [e.cell for e in table1.entries(small) if e.cell.config.algorithm == "one_shot"]
@@ -282,6 +282,6 @@ def test_of_very_many_cells_only_a_few_are_made_and_stand_for_all(sweeps: Sweeps
     tuning.require_few(10_000)
     with pytest.raises(UserError, match="10,001"):
         tuning.require_few(10_001)
-    one, many = (dry_run.Bill(times, {"cells": [2.0, 4.0]}) for times in (1.0, 1000.0))
+    single, many = (dry_run.Bill(times, {"cells": [2.0, 4.0]}) for times in (1.0, 1000.0))
     assert many.span(many.phases["cells"], 2) == 3000
-    assert many.seconds(1, in_ray=False) - one.seconds(1, in_ray=False) == pytest.approx(5994, abs=1)
+    assert many.seconds(1, in_ray=False) - single.seconds(1, in_ray=False) == pytest.approx(5994, abs=1)

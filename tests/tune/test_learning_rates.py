@@ -147,7 +147,7 @@ def test_equal_rates_give_the_first_and_two_classes_of_one_name_are_two_lines(
 ) -> None:
     files = [tmp_path / "a.py", tmp_path / "b.py"]
     for n, file in enumerate(files):
-        file.write_text(MINE.format(n))
+        file.write_text(USER_FILE.format(n))
     names = [f"{file}:Mine" for file in files]
     played = invented(lambda name, lr, seed: 0.7 if lr == 0.1 and name == names[1] else min(lr, 0.2))
     argv = [f"--algorithms={','.join(names)}", "--lrs=0.05,0.2,0.1,0.3,0.4"]
@@ -157,7 +157,7 @@ def test_equal_rates_give_the_first_and_two_classes_of_one_name_are_two_lines(
         assert sorted({(n, lr) for n, lr, seed in played if seed < 2}) == [(names[0], 0.2), (names[1], 0.1)]
 
 
-MINE = """\"\"\"A method.\"\"\"
+USER_FILE = """\"\"\"A method.\"\"\"
 from dataclasses import dataclass
 from fedcommons.algorithms.fedavg import FedAvg
 @dataclass(frozen=True)

@@ -95,23 +95,23 @@ def test_a_sweep_is_its_runs_side_by_side(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_values_of_an_experiment_may_be_numpys_lists_and_paths() -> None:
-    given = {"alpha": np.float64(0.5), "seed": np.int64(3), "model.channels": [8, np.int32(16)], "data.dir": Path("x")}
+    values = {"alpha": np.float64(0.5), "seed": np.int64(3), "model.channels": [8, np.int32(16)], "data.dir": Path("x")}
     plain = {"alpha": 0.5, "seed": 3, "model.channels": (8, 16), "data.dir": "x"}
-    assert experiment("smoke", values=given) == experiment("smoke", values=plain)
+    assert experiment("smoke", values=values) == experiment("smoke", values=plain)
     rows = [{"run": f"r{seed}", "status": "finished", "seed": seed, "algorithm": "fedavg", "data.name": "digits",
              "rounds": 3, "MB": 1.0} for seed in (0, 1)]  # fmt: skip
-    for one in ("MB", ["MB"], np.array(["MB"])):
-        assert list(fc.means(pd.DataFrame(rows), one)) == ["seeds", "MB", "MB_sd"]  # pyright: ignore
+    for columns in ("MB", ["MB"], np.array(["MB"])):
+        assert list(fc.means(pd.DataFrame(rows), columns)) == ["seeds", "MB", "MB_sd"]  # pyright: ignore
 
 
-one = experiment("smoke")
+base = experiment("smoke")
 CALLS: dict[str, Callable[[Any], object]] = {
     "columns, got None": lambda _: fc.means(pd.DataFrame(), None),  # type: ignore
     "frame of load_runs, got 'runs'": lambda _: fc.means("runs", "MB"),  # type: ignore
     "unknown column 'MBs'; did you mean 'MB'": lambda _: fc.means(pd.DataFrame({"MB": [1.0]}), "MBs"),
     "a folder is .*got \\['a', 'b'\\]": lambda _: fc.load_runs(["a", "b"]),  # type: ignore
     "an experiment, got {'seed': 1}": lambda folder: run({"seed": 1}, folder),  # type: ignore
-    "at most 10,000 cells": lambda folder: sweep((one for _ in range(10**9)), folder),
+    "at most 10,000 cells": lambda folder: sweep((base for _ in range(10**9)), folder),
     "names of fields .*got \\['seed'\\]": lambda _: experiment(values=["seed"]),  # type: ignore
 }
 

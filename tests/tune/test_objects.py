@@ -88,22 +88,22 @@ def test_a_class_trains_to_the_same_bits_from_a_cell_as_from_a_file(tmp_path: Pa
         {"mu": 0.5},
         {"width": 3},
     )
-    one, two = run(of_cell, say=quiet), run(of_file, "two", say=quiet)
+    first, second = run(of_cell, say=quiet), run(of_file, "two", say=quiet)
     for name in ("rounds.jsonl", "model.safetensors"):
-        assert (one.folder / name).read_bytes() == (two.folder / name).read_bytes()
-    kinds = {path.suffix for path in one.folder.rglob("*") if path.is_file() and path.name != ".lock"}
+        assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
+    kinds = {path.suffix for path in first.folder.rglob("*") if path.is_file() and path.name != ".lock"}
     assert kinds == {".json", ".jsonl", ".yaml", ".safetensors"}  # no pickle
-    assert one.model(torch.zeros(1, 4)).shape == (1, 2)
+    assert first.model(torch.zeros(1, 4)).shape == (1, 2)
     assert make(algorithm=FedProx(mu=0.3)) == make(algorithm="fedprox", **{"fedprox.mu": 0.3})
 
 
 def test_code_of_a_notebook_runs_once_and_is_never_taken_for_other_code(new_process: Callable[[], None]) -> None:
     """Equal or not, as no hash of its source would cover all that it uses, such as SCALE."""
-    lab, said = cells(LAB), list[str]()
+    lab, messages = cells(LAB), list[str]()
     with pytest.warns(UserWarning, match=r"Mine is not from a module"):
         wanted = make(algorithm=lab["Mine"](), model=lab["Net"])
-    first = run(wanted, "run", say=said.append)
-    assert "resume" in said[0]
+    first = run(wanted, "run", say=messages.append)
+    assert "resume" in messages[0]
     lab["SCALE"] = 2.0
     for again in (lambda: run(wanted, "run", say=quiet), lambda: sweep([wanted], ".")):
         Path(cell(wanted, {}).name).symlink_to("run")
@@ -132,11 +132,11 @@ def test_a_class_of_a_module_has_the_modules_name_unless_the_module_makes_it(
     assert names == {"__main__:Inner"}
 
     @wraps(registry.find("model", "linear"), updated=())
-    def mine(shape: Any, n_classes: int) -> Any:
+    def net(shape: Any, n_classes: int) -> Any:
         return lab.Net(shape, n_classes)
 
     assert make(data=lambda: (X, Y)).data.name == "__main__:lambda_data"  # its test examples depend on its name
-    assert make(model=mine).model.name != "linear"
+    assert make(model=net).model.name != "linear"
 
 
 class Rows(Dataset):
@@ -209,7 +209,7 @@ def test_what_a_config_cannot_state_is_refused_in_a_sentence() -> None:
 def test_objects_reach_actors_and_trials(tmp_path: Path) -> None:
     lab = cells(LAB, "it = lambda shape, n_classes: Net(shape, n_classes, 3)")
     fields = {"algorithm": lab["Mine"](), "model": lab["it"], "evaluate.new_clients": 0.4, "data.client_test": 0.2}
-    one, two = (run(make(**fields, **{"federation.executor": e}), say=quiet) for e in ("serial", "ray_actors"))
-    assert (one.folder / "rounds.jsonl").read_bytes() == (two.folder / "rounds.jsonl").read_bytes()
+    first, second = (run(make(**fields, **{"federation.executor": e}), say=quiet) for e in ("serial", "ray_actors"))
+    assert (first.folder / "rounds.jsonl").read_bytes() == (second.folder / "rounds.jsonl").read_bytes()
     frame = sweep([make(**fields, seed=seed) for seed in (0, 1)], tmp_path / "sweep")
-    assert frame["last_accuracy"].iloc[0] == one.summary["last_accuracy"]
+    assert frame["last_accuracy"].iloc[0] == first.summary["last_accuracy"]

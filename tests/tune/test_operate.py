@@ -55,18 +55,18 @@ def test_a_sweep_outlives_its_terminal_and_is_followed_and_stopped_by_its_folder
         return sum(len(path.read_text().splitlines()) for path in folder.glob("*/rounds.jsonl"))
 
     assert soon(lambda: rounds() > 4), (tmp_path / "tune.log").read_text()
-    held = file_lock.holder(folder)
-    assert held is not None
+    holder = file_lock.holder(folder)
+    assert holder is not None
     assert file_lock.is_holder_here(folder)
     assert operate.status([str(folder)]) == 0
     first, *runs = capfd.readouterr().out.splitlines()
-    assert [word for word in (f"process {held[0]} ", " running", " left") if word not in first] == []
+    assert [word for word in (f"process {holder[0]} ", " running", " left") if word not in first] == []
     assert runs
     assert operate.logs([str(folder), "--lines", "1000"]) == 0
     assert "2 cells to run" in capfd.readouterr().out
     assert operate.stop([str(folder)]) == 0
     assert not file_lock.is_locked(folder)
-    assert file_lock.start_of(held[0]) is None
+    assert file_lock.start_of(holder[0]) is None
     assert [*folder.glob("*/checkpoints/*.safetensors")]
     capfd.readouterr()
     operate.status([str(folder)])

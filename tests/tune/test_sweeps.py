@@ -94,8 +94,8 @@ def test_ctrl_c_stops_ray_and_says_how_to_go_on(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="t-") as name:  # short because sockets lie there
         temporary = Path(name)
 
-        def left() -> list[Path]:
-            """Return what lies there, without a cache of torch's, which is empty as nothing is compiled."""
+        def list_files() -> list[Path]:
+            """Return the files, without a cache of torch's, which is empty as nothing is compiled."""
             return [p for p in temporary.iterdir() if not (p.name.startswith("torchinductor") and not [*p.iterdir()])]
 
         process = subprocess.Popen(
@@ -103,7 +103,7 @@ def test_ctrl_c_stops_ray_and_says_how_to_go_on(tmp_path: Path) -> None:
         )
         wait_for_rounds(process, out)
         family = psutil.Process(process.pid).children(recursive=True)
-        modes = {stat.S_IMODE(folder.stat().st_mode) for folder in left()}
+        modes = {stat.S_IMODE(folder.stat().st_mode) for folder in list_files()}
         for path in temporary.rglob("*"):
             with suppress(OSError):  # some vanish meanwhile, and others are folders or sockets
                 written[path] = path.read_bytes()
@@ -115,7 +115,7 @@ def test_ctrl_c_stops_ray_and_says_how_to_go_on(tmp_path: Path) -> None:
         assert "Traceback" not in error
         _, alive = psutil.wait_procs(family, timeout=120)
         assert [p.name() for p in alive] == []
-        assert left() == []
+        assert list_files() == []
     assert modes == {0o700}
     assert not [path for path, content in written.items() if RATE.encode() in content]
     states = [content for path, content in written.items() if path.name.startswith("experiment_state")]

@@ -61,8 +61,8 @@ LINES = [
 
 
 def test_the_line_of_a_round_has_its_metrics_and_fits() -> None:
-    for metrics, left, width, expected in LINES:
-        assert line(3, 30, metrics, left, width) == f"round  3/30  {expected}".rstrip()
+    for metrics, remaining, width, expected in LINES:
+        assert line(3, 30, metrics, remaining, width) == f"round  3/30  {expected}".rstrip()
 
 
 def test_the_time_left_follows_the_pace_of_the_rounds() -> None:
@@ -115,7 +115,7 @@ def test_the_end_of_a_run_is_some_lines_that_fit_with_the_metrics_that_there_are
     rounds = [json.loads(text) for text in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     metrics = read_heterogeneity(tmp_path / "run")
     text = ending(summary, rounds, 12.0, Path("runs/run"), 40, metrics)
-    assert all(len(one) <= 40 and "{" not in one for one in text)
+    assert all(len(row) <= 40 and "{" not in row for row in text)
     assert len(ending(summary, rounds, 12.0, Path("runs/run"), 5)) >= len(text)  # a terminal too narrow for any text
     joined = " ".join(" ".join(text).split())
     for part in (
@@ -156,17 +156,17 @@ def test_the_time_left_of_a_sweep() -> None:
     display, written, clock = plain()
     progress = Progress(display, {"a": 4, "b": 4}, 2, lambda: None, clock)
     for number in (1, 2):
-        made = trial(f"generator {number}", generator={})
-        progress.on_trial_start(0, [], made)
+        job = trial(f"generator {number}", generator={})
+        progress.on_trial_start(0, [], job)
         clock.now += 30
-        progress.on_trial_result(0, [], made, {"step": 50, "of": 100, "doing": "training"})
+        progress.on_trial_result(0, [], job, {"step": 50, "of": 100, "doing": "training"})
         assert progress.remaining_s is None
-        progress.on_trial_complete(0, [], made)
-    one = trial("one", cell="a")
-    progress.on_trial_start(0, [], one)
+        progress.on_trial_complete(0, [], job)
+    first = trial("one", cell="a")
+    progress.on_trial_start(0, [], first)
     for number in (0, 1, 2):
         clock.now += 10 * bool(number)
-        progress.on_trial_result(0, [], one, {"round": number})
+        progress.on_trial_result(0, [], first, {"round": number})
     assert progress.remaining_s == 6 * 10
     other = trial("other", cell="b")
     progress.on_trial_start(0, [], other)
@@ -176,8 +176,8 @@ def test_the_time_left_of_a_sweep() -> None:
     assert progress.played == Pile(8, 2 + 3, 10 + 10 + 20, 3)
     progress.on_trial_error(0, [], other)
     clock.now += 20
-    progress.on_trial_result(0, [], one, {"round": 4})
-    progress.on_trial_complete(0, [], one)
+    progress.on_trial_result(0, [], first, {"round": 4})
+    progress.on_trial_complete(0, [], first)
     assert progress.remaining_s == 0
     assert "0 of 2 cells done, about 20 s left in all" in written.getvalue()
     assert written.getvalue().splitlines()[-1] == "a: 4/4 rounds"
@@ -196,16 +196,16 @@ def starts(order: InOrder, cores: int, fails: str = "") -> list[str]:
     started = []
     for number in range(100):
         while len(running) < 2 * cores:
-            found = order.suggest(str((number, len(running))))
-            if not isinstance(found, dict):
+            offer = order.suggest(str((number, len(running))))
+            if not isinstance(offer, dict):
                 break
-            running.append((str((number, len(running))), found))
-            started.append(found["cell"] if "cell" in found else f"makes {found['generator']['images'][0]}")
+            running.append((str((number, len(running))), offer))
+            started.append(offer["cell"] if "cell" in offer else f"makes {offer['generator']['images'][0]}")
         if not running:
-            assert found == Searcher.FINISHED
+            assert offer == Searcher.FINISHED
             return started
-        trial, given = running.pop(0)
-        is_failed = fails in given.get("generator", {}).get("images", [])
+        trial, config = running.pop(0)
+        is_failed = fails in config.get("generator", {}).get("images", [])
         order.on_trial_complete(trial, {"failed": "no memory", "trace": "line 7"} if is_failed else {"trained": True})
     raise AssertionError("it never ends")
 

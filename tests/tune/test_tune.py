@@ -103,11 +103,11 @@ def test_a_seed_that_missed_the_target_counts_with_all_its_rounds() -> None:
 @pytest.mark.long
 def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Path) -> None:
     options = tune.arguments([*TINY, "--space=alpha=0.1,1", "--space=lr=0.05,0.1", "--metric=zeta_hat_sq"])
-    found, fields = tune.cells(options)
-    assert list(tune.batches(options, tmp_path)) == [found]
-    for cell in found:
+    trials, fields = tune.cells(options)
+    assert list(tune.batches(options, tmp_path)) == [trials]
+    for cell in trials:
         experiment.run(cell.config, tmp_path / cell.name, say=lambda text: None)
-    results.report(found, fields, options, tmp_path, Display(Console(quiet=True)))
+    results.report(trials, fields, options, tmp_path, Display(Console(quiet=True)))
     rows = list(csv.DictReader((tmp_path / "tune.csv").read_text().splitlines()))
     cells = json.loads((tmp_path / "summary.json").read_text())["cells"]
     assert len(rows) == len(cells) == 4
@@ -133,8 +133,8 @@ def test_the_printed_command_of_a_winner_runs_it(tune: ModuleType, sweeps: Calla
     options, run = tune.arguments([*shlex.split(WINNER), "--sharing=shuffled_synthetic", "--wandb=off"]), sweeps("run")
     for cell in tune.cells(options)[0]:
         words = shlex.split(command_line(cell.config, options.preset, {*options.asked, *tune.cells(options)[1]}))
-        found = run.arguments(words)
-        again = authors.settled(found.preset, parse.experiment(found), found.asked)
+        parsed = run.arguments(words)
+        again = authors.settled(parsed.preset, parse.experiment(parsed), parsed.asked)
         assert same_results(again, cell.config) == []
         assert again.data.dir == cell.config.data.dir == "a b"
 
@@ -180,5 +180,5 @@ def test_seeds_repeat_each_point_and_batches_are_one_outcome(tune: ModuleType) -
     points = {seed: [c.config.client.lr for c in cells if c.config.seed == seed] for seed in (0, 3)}
     assert points[0] == points[3]
     assert len(set(points[0])) == 2
-    found = together([Outcome({"cells": 1.0}, 2, {"a": "why"}), Outcome({"generators": 3.0, "cells": 4.0}, 1, {})])
-    assert found == Outcome({"cells": 5.0, "generators": 3.0}, 3, {"a": "why"})
+    outcome = together([Outcome({"cells": 1.0}, 2, {"a": "why"}), Outcome({"generators": 3.0, "cells": 4.0}, 1, {})])
+    assert outcome == Outcome({"cells": 5.0, "generators": 3.0}, 3, {"a": "why"})
