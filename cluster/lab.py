@@ -32,6 +32,8 @@ OPTIONS = (
 )
 """Options of SSH: those of Ray's launcher, no questions, and no message of its own."""
 
+BUSY = "the start would end the sweep that runs there; wait, or run `make cluster-stop` first."
+
 MARK = "\nfedcommons:"
 """Beginning of the line with a script's answer. A login shell may print other text, also without an end of line."""
 
@@ -99,6 +101,8 @@ def lab(words: Sequence[str]) -> Lab:
         raise LackError(
             'HOSTS is missing: name the head and the workers (HOSTS="a b"), or this machine alone (HOSTS="").'
         )
+    if not hosts.split() and (others := sorted(values.keys() - {"HOSTS"})):
+        raise LackError(f'{others[0]} changes nothing with HOSTS="", which starts Ray on this machine alone.')
     key, names = key and os.path.abspath(os.path.expanduser(key)), hosts.split()
     if lacking := [tool for tool in ("ssh", "ssh-keygen", "rsync", "openssl") if names and not shutil.which(tool)]:
         raise LackError(f"this machine has no {', '.join(lacking)}; install it here.")
@@ -200,6 +204,8 @@ def lacks(lab: Lab, found: Mapping[str, Any]) -> Iterator[str]:
             yield f"host {host}: another program uses port {lab.port}; end it, or choose another PORT."
         for port in facts["rays"]:
             yield f"host {host}: the start would end {lab.user}'s Ray at port {port}; end it first (`ray stop`)."
+        if facts["works"]:
+            yield f"host {host}: {BUSY}"
         for worker in facts["unreachable"]:
             yield (
                 f"host {worker} cannot be reached by SSH from the head, {host}, which starts the workers"

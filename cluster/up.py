@@ -11,6 +11,7 @@ OUT: the folder that all hosts mount, for --out; without it, sweeps need --stora
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,8 @@ from typing import Any
 
 import yaml
 
-from cluster.lab import Lab, LackError, describe, kind, lab, lacks, packages_lack
+from cluster.lab import BUSY, Lab, LackError, describe, kind, lab, lacks, packages_lack
+from cluster.probe import rays
 
 ROOT, MINE = Path(__file__).resolve().parents[1], "my_cluster.yaml"
 RAY = str(Path(sys.executable).parent / "ray")
@@ -72,6 +74,8 @@ def start(lab: Lab) -> None:
         LackError: hosts lack something, Ray's launcher fails, or a host does not join.
     """
     if not lab.hosts:
+        if rays().get(lab.port):
+            raise LackError(f"host {socket.gethostname()}: {BUSY}")
         _ray("up", "-y", "--no-config-cache", "ray_cluster.yaml")
         return
     require_no_other_cluster(lab)

@@ -5,8 +5,10 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from fnmatch import fnmatch
@@ -125,6 +127,7 @@ def test_ray_reads_no_file_of_the_folder_to_start_ray_on_this_machine() -> None:
 FINE = {
     "name": "x", "python": "3.11", "packages": {"torch": "2.15.0"}, "cpu": ["x86_64", ""], "out": "", "tools": [],
     "free": {"/home/me": 2e12, "/shared": 2e12}, "venv": True, "taken": False, "unreachable": [], "rays": [],
+    "works": False,
 }  # fmt: skip
 
 
@@ -141,6 +144,7 @@ def test_a_lack_of_a_host_is_a_sentence_that_names_the_host(up: Any) -> None:
         (old | {"free": {"/home/me": 5e9, "/shared": 5e9}}, 1, "needs 10 GB"),
         (old | {"venv": False}, 1, "python3.11-venv"),
         ({"rays": [6390]}, 1, "me's Ray at port 6390"),
+        ({"works": True}, 1, "would end the sweep"),
         ({"out": "is another folder"}, 1, "b: OUT=/shared is another folder"),
     ):
         sentences = [*up.lacks(lab, {"a": FINE, "b": {**FINE, **change}})]
@@ -150,6 +154,28 @@ def test_a_lack_of_a_host_is_a_sentence_that_names_the_host(up: Any) -> None:
     assert sentence.startswith("host b cannot be reached")
 
 
+def test_a_host_reports_rays_that_work_and_workers_behind_other_ports_of_ssh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of a shell stand for a raylet and a task."""
+    probe = SimpleNamespace(**runpy.run_path(str(ROOT / "cluster" / "probe.py")))
+    for port, title in ((6391, "ray::f"), (6392, "ray::IDLE")):
+        words = ["bash", "-c", f"(exec -a {title} sleep 60) & echo; wait", f"--gcs-address=10.0.0.1:{port}"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as raylet:
+            assert raylet.stdout is not None
+            raylet.stdout.readline()
+            time.sleep(0.2)  # until the task has its title
+            assert probe.rays().get(port) == (title == "ray::f")
+            os.killpg(raylet.pid, signal.SIGKILL)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "ssh").write_text(f"#!/bin/sh\necho port {server.getsockname()[1]}\n")
+        (tmp_path / "ssh").chmod(0o700)
+        facts = [probe.describe([], "", "", 1, True, "127.0.0.1", {"b": "127.0.0.1"}, [])]
+    facts.append(probe.describe([], "", "", 1, True, "127.0.0.1", {"b": "127.0.0.1"}, []))
+    assert [each["unreachable"] for each in facts] == [[], ["b"]]
+
+
 def test_values_of_make_cluster_that_cannot_be_meant_are_refused(
     up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +183,7 @@ def test_values_of_make_cluster_that_cannot_be_meant_are_refused(
         (["HOST=a"], "did you mean HOSTS"), ([], "HOSTS is missing"), (["HOSTS=a a"], "different hosts"),
         (["HOSTS=a", "10.0.0.2"], "no variable 10.0.0.2; it takes HOSTS"), (["HOSTS=a,b"], "separated by spaces"),
         (["HOSTS=me@a"], "without the user"), (["HOSTS=a", "KEY=/none"], "KEY must be .*it cannot be read"),
-        (["HOSTS=a", "OUT=runs"], "OUT must be an absolute"),
+        (["HOSTS=a", "OUT=runs"], "OUT must be an absolute"), (["HOSTS=", "OUT=/x"], "OUT changes nothing"),
         (["HOSTS=a", "PORT=0"], "PORT must be"), (["HOSTS=127.0.0.1 10.0.0.1"], "resolves to 127.0.0.1"),
         (["HOSTS=a", "USER=x;y"], "USER must be"), (["HOSTS=no.such.invalid"], "host no.such.invalid has no address"),
         (["HOSTS=a..b"], "host a..b has no address"), (["HOSTS=2"], "2 resolves to 0.0.0.2"),
