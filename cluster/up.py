@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from cluster.lab import BUSY, Lab, LackError, describe, kind, lab, lacks, packages_lack
-from cluster.probe import rays
+from cluster.probe import accepts, rays
 
 ROOT, MINE = Path(__file__).resolve().parents[1], "my_cluster.yaml"
 RAY = str(Path(sys.executable).parent / "ray")
@@ -74,8 +74,10 @@ def start(lab: Lab) -> None:
         LackError: hosts lack something, Ray's launcher fails, or a host does not join.
     """
     if not lab.hosts:
-        if rays().get(lab.port):
-            raise LackError(f"host {socket.gethostname()}: {BUSY}")
+        if (works := rays().get(lab.port)) or (works is None and accepts("127.0.0.1", lab.port)):
+            raise LackError(
+                f"host {socket.gethostname()}: {BUSY if works else f'another program uses port {lab.port}.'}"
+            )
         _ray("up", "-y", "--no-config-cache", "ray_cluster.yaml")
         return
     require_no_other_cluster(lab)

@@ -242,6 +242,7 @@ def test_hosts_that_lack_something_are_named_and_nothing_is_started(lab: Lab) ->
     """A host that does not answer, a key that is not registered, no common folder, a port that another program uses."""
     listen = "import socket, time; server = socket.create_server(('', 6380)); time.sleep(600)"
     process = subprocess.Popen(lab.head.command("python", "-c", listen, "--gcs-address=127.0.0.1:6390"))  # as of a Ray
+    other = subprocess.Popen(lab.operator.command("python", "-c", listen.replace("6380", "6379")))
     before, line = lab.type("cat my_cluster.yaml").stdout, lab.page("make cluster ")
     key, head, worker = "/mnt/keys/operator", f"host {lab.head.ip}", f"host {lab.worker.ip}"
     lab.operator.run("cp", key, "/root/.ssh/id_ed25519")  # used without KEY; the head has no key of its own
@@ -260,8 +261,11 @@ def test_hosts_that_lack_something_are_named_and_nothing_is_started(lab: Lab) ->
         assert f"error: {what}" in done.stderr
         assert word in done.stderr, done.stderr
     assert lab.type("cat my_cluster.yaml").stdout == before
-    lab.head.run("pkill", "-f", "create_server")
-    process.wait()
+    done = lab.type('make cluster HOSTS=""')
+    assert (done.returncode, "host operator: another program uses port 6379" in done.stderr) == (2, True), done.stderr
+    for host, program in ((lab.head, process), (lab.operator, other)):
+        host.run("pkill", "-f", "create_server")
+        program.wait()
 
 
 def test_ray_up_as_cloned_starts_ray_on_this_machine_alone_and_no_other_ray_is_ended(lab: Lab) -> None:
