@@ -231,8 +231,8 @@ def test_secrets_are_kept_while_they_fit_all_hosts(up: Any, tmp_path: Path, monk
     subprocess.run(["sh", ROOT / "cluster" / "secrets.sh", "10.0.0.1"], check=True, capture_output=True)
     assert up.has_secrets(one)
     assert not up.has_secrets(two)
-    read = ["sh", "-c", f". {ROOT}/cluster/environment.sh && echo $RAY_AUTH_MODE"]
-    assert subprocess.run(read, capture_output=True, text=True).stdout == "token\n"
+    read = ["sh", "-c", f". {ROOT}/cluster/environment.sh && echo $RAY_AUTH_MODE $AUTOSCALER_METRIC_PORT"]
+    assert subprocess.run(read, capture_output=True, text=True).stdout == "token -1\n"
     (tmp_path / "openssl").write_text("#!/bin/sh\nexit 1\n")  # as for a certificate that has expired
     (tmp_path / "openssl").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
