@@ -6,6 +6,7 @@ make cluster-sync                                                               
 make cluster-stop
 
 OUT: the folder that all hosts mount, for --out; without it, sweeps need --storage. PORT: port of the head's Ray (6379).
+DASHBOARD: port of Ray's dashboard on the head's 127.0.0.1; without it, Ray starts none.
 """
 
 import os
@@ -46,6 +47,9 @@ print(given["mark"] + json.dumps([node["NodeManagerHostname"] for node in ray.no
 def content(lab: Lab, installs: bool) -> dict[str, Any]:
     """Return ray_cluster.yaml for these hosts. installs: whether the hosts install the packages of constraints.txt."""
     text = (ROOT / "ray_cluster.yaml").read_text(encoding="utf-8").replace("6379", str(lab.port))
+    if lab.dashboard:
+        switch = f"=true --dashboard-host=127.0.0.1 --dashboard-port={lab.dashboard}"
+        text = text.replace("--include-dashboard=false", f"--include-dashboard{switch}")
     file = yaml.safe_load(text.replace("--head", "--head --autoscaling-config=~/ray_bootstrap_config.yaml"))
     for name in ("available_node_types", "head_node_type", "max_workers"):
         del file[name]
@@ -53,7 +57,7 @@ def content(lab: Lab, installs: bool) -> dict[str, Any]:
     file["cluster_name"] += f"-{head.replace('.', '-')}"
     file["provider"] = {"type": "local", "head_ip": head, "worker_ips": workers}
     file["auth"] = {"ssh_user": lab.user} | ({"ssh_private_key": lab.key} if lab.key else {})
-    return file | {"setup_commands": [INSTALL] if installs else []}
+    return file | {"setup_commands": [INSTALL + " 'ray[default]'" * bool(lab.dashboard)] if installs else []}
 
 
 def has_secrets(lab: Lab) -> bool:

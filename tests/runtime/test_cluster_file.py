@@ -101,8 +101,10 @@ GOOD = {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2", "lab-
 
 
 def test_flaws_of_a_lab_that_rays_schema_misses(flaws: Any, up: Any) -> None:
-    lab = up.Lab({"a": "10.0.0.1", "b": "10.0.0.2", "c": "lab-3.example.org"}, "me", "", "/shared", 6380)
+    lab = up.Lab({"a": "10.0.0.1", "b": "10.0.0.2", "c": "lab-3.example.org"}, "me", "", "/shared", 6380, "8265")
     good = up.content(lab, installs=True)
+    assert "=true --dashboard-host=127.0.0.1 --dashboard-port=8265" in str(good["head_start_ray_commands"])
+    assert "'ray[default]'" in good["setup_commands"][0]
     assert good["provider"] == GOOD
     assert all(":6380" in line or "port=6380" in line for line in str(good).split("ulimit")[1:])
     assert not flaws(copy.deepcopy(good))
@@ -184,7 +186,8 @@ def test_values_of_make_cluster_that_cannot_be_meant_are_refused(
         (["HOSTS=a", "10.0.0.2"], "no variable 10.0.0.2; it takes HOSTS"), (["HOSTS=a,b"], "separated by spaces"),
         (["HOSTS=me@a"], "without the user"), (["HOSTS=a", "KEY=/none"], "KEY must be .*it cannot be read"),
         (["HOSTS=a", "OUT=runs"], "OUT must be an absolute"), (["HOSTS=", "OUT=/x"], "OUT changes nothing"),
-        (["HOSTS=a", "PORT=0"], "PORT must be"), (["HOSTS=127.0.0.1 10.0.0.1"], "resolves to 127.0.0.1"),
+        (["HOSTS=a", "PORT=0"], "PORT must be"), (["HOSTS=a", "DASHBOARD=6379"], "must be another port"),
+        (["HOSTS=127.0.0.1 10.0.0.1"], "resolves to 127.0.0.1"),
         (["HOSTS=a", "USER=x;y"], "USER must be"), (["HOSTS=no.such.invalid"], "host no.such.invalid has no address"),
         (["HOSTS=a..b"], "host a..b has no address"), (["HOSTS=2"], "2 resolves to 0.0.0.2"),
         (["HOSTS=10.0.0.1 10.1"], "HOSTS must be different hosts, got 10.0.0.1"),
