@@ -32,6 +32,8 @@ OPTIONS = (
 )
 """Options of SSH: those of Ray's launcher, no questions, and no message of its own."""
 
+BUSY = "the start would end the sweep that runs there; wait, or run `make cluster-stop` first."
+
 MARK = "\nfedcommons:"
 """Beginning of the line with a script's answer. A login shell may print other text, also without an end of line."""
 
@@ -42,13 +44,14 @@ class LackError(Exception):
 
 @dataclass(frozen=True)
 class Lab:
-    """The values of the command. hosts: name -> address; the first host is the head."""
+    """The values of the command. hosts: name -> address; the first host is the head. dashboard: a port, or ""."""
 
     hosts: Mapping[str, str]
     user: str
     key: str
     out: str
     port: int
+    dashboard: str = ""
 
     @property
     def ssh_words(self) -> list[str]:
@@ -88,17 +91,23 @@ def lab(words: Sequence[str]) -> Lab:
     Raises:
         LackError: a variable is unknown or has an invalid value, or a host has no usable address.
     """
-    known = {"USER": getpass.getuser(), "KEY": "", "OUT": "", "PORT": "6379", "HOSTS": None}
+    known = {"USER": getpass.getuser(), "KEY": "", "OUT": "", "PORT": "6379", "DASHBOARD": "", "HOSTS": None}
     values = {name: value for name, _, value in (word.partition("=") for word in words) if name not in MAKES}
     if unknown := sorted(values.keys() - known.keys()):
         near = get_close_matches(unknown[0].upper(), known, 1)
-        advice = f"did you mean {near[0]}?" if near else 'it takes HOSTS="a b" (in quotes), USER, KEY, OUT and PORT.'
+        advice = (
+            f"did you mean {near[0]}?"
+            if near
+            else 'it takes HOSTS="a b" (in quotes), USER, KEY, OUT, PORT and DASHBOARD.'
+        )
         raise LackError(f"make cluster has no variable {unknown[0]}; {advice}")
-    user, key, out, port, hosts = (known | values).values()
+    user, key, out, port, dashboard, hosts = (known | values).values()
     if hosts is None:
         raise LackError(
             'HOSTS is missing: name the head and the workers (HOSTS="a b"), or this machine alone (HOSTS="").'
         )
+    if not hosts.split() and (others := sorted(values.keys() - {"HOSTS"})):
+        raise LackError(f'{others[0]} changes nothing with HOSTS="", which starts Ray on this machine alone.')
     key, names = key and os.path.abspath(os.path.expanduser(key)), hosts.split()
     if lacking := [tool for tool in ("ssh", "ssh-keygen", "rsync", "openssl") if names and not shutil.which(tool)]:
         raise LackError(f"this machine has no {', '.join(lacking)}; install it here.")
@@ -107,7 +116,9 @@ def lab(words: Sequence[str]) -> Lab:
         ("USER", user, re.fullmatch("[A-Za-z_][A-Za-z0-9_.-]*", user), "the name of a user on the hosts"),
         ("KEY", key, not flaw, f"a file with a private SSH key without passphrase ({flaw})"),
         ("OUT", out, not out or out.startswith("/"), "an absolute path"),
-        ("PORT", port, re.fullmatch("[1-9][0-9]{3,4}", port) and int(port) < 2**16, "a number from 1000 to 65535"),
+        *((name, text, re.fullmatch("[1-9][0-9]{3,4}", text) and int(text) < 2**16, "a number from 1000 to 65535")
+          for name, text in (("PORT", port), ("DASHBOARD", dashboard or port))),
+        ("DASHBOARD", dashboard, dashboard != port, "another port than PORT"),
         ("HOSTS", hosts, all(re.fullmatch(r"\w[\w.-]*", name) for name in names),
          "names or IPv4 addresses, separated by spaces, without the user (USER)"),
         ("HOSTS", hosts, len({*names}) == len(names), "different hosts"),
@@ -117,7 +128,7 @@ def lab(words: Sequence[str]) -> Lab:
     addresses = {name: _address(name, len(names)) for name in names}
     if len({*addresses.values()}) < len(names):
         raise LackError(f"HOSTS must be different hosts, got {', '.join(f'{n} ({a})' for n, a in addresses.items())}.")
-    return Lab(addresses, user, key, out, int(port))
+    return Lab(addresses, user, key, out, int(port), dashboard)
 
 
 def _flaw_of_key(key: str) -> str:
@@ -153,7 +164,7 @@ def describe(lab: Lab) -> dict[str, Any]:
         at = {"is_head": host == head, "address": lab.hosts[host], "others": others if host == head else {}}
         at["ssh"] = [] if lab.key else [*lab.ssh_words, "-l", lab.user]
         try:
-            names = [*PACKAGES, "ray", "fedcommons"]
+            names = [*PACKAGES, "ray", "fedcommons", *["aiohttp-cors"] * bool(lab.dashboard)]  # of ray[default]
             return lab.answer(host, script, names=names, out=lab.out, marker=marker, port=lab.port, **at)
         except LackError as error:
             lacks.append(str(error))
@@ -200,6 +211,8 @@ def lacks(lab: Lab, found: Mapping[str, Any]) -> Iterator[str]:
             yield f"host {host}: another program uses port {lab.port}; end it, or choose another PORT."
         for port in facts["rays"]:
             yield f"host {host}: the start would end {lab.user}'s Ray at port {port}; end it first (`ray stop`)."
+        if facts["works"]:
+            yield f"host {host}: {BUSY}"
         for worker in facts["unreachable"]:
             yield (
                 f"host {worker} cannot be reached by SSH from the head, {host}, which starts the workers"

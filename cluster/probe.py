@@ -57,17 +57,31 @@ def logs_in(ssh, address):
     return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
-def ray_ports():
-    """Return the ports of this user's Rays, from the command lines of their processes; `ray stop` ends them all."""
-    ports = set()
+def rays():
+    """Return port -> whether tasks or actors run there, for this user's Rays; `ray stop` ends them all."""
+    ports, parents = {}, set()
     for folder in glob.glob("/proc/[0-9]*"):
         try:
-            with open(f"{folder}/cmdline", "rb") as file:
-                if os.stat(folder).st_uid == os.getuid():
-                    ports.update(map(int, re.findall(rb"--gcs(?:_server_port=|-address=[^\0]*:)(\d+)\0", file.read())))
+            with open(f"{folder}/cmdline", "rb") as file, open(f"{folder}/stat", "rb") as facts:
+                line = file.read() if os.stat(folder).st_uid == os.getuid() else b""
+                if found := re.findall(rb"--gcs(?:_server_port=|-address=[^\0]*:)(\d+)\0", line):
+                    ports[os.path.basename(folder)] = {*map(int, found)}
+                if re.match(rb"ray::(?!IDLE|DashboardAgent|RuntimeEnvAgent)", line):  # a task or an actor
+                    parents.add(facts.read().rpartition(b")")[2].split()[1].decode())
         except OSError:  # the process has ended
             continue
-    return ports
+    busy = set().union(*(ports.get(parent, ()) for parent in parents))
+    return {port: port in busy for port in set().union(*ports.values())}
+
+
+def ssh_port(address):
+    """Return the port for SSH to an address; ~/.ssh/config may name another one than 22."""
+    try:
+        said = subprocess.run(["ssh", "-G", address], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    except OSError:  # this host has no ssh, which ``tools`` reports
+        said = ""
+    found = re.search(r"^port (\d+)$", said, re.MULTILINE)
+    return int(found[1]) if found else 22
 
 
 def describe(names, out, marker, port, is_head, address, others, ssh):
@@ -76,7 +90,7 @@ def describe(names, out, marker, port, is_head, address, others, ssh):
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             cpuinfo = file.read()
-    taken, rays = is_head and any(accepts(own, port) for own in ("127.0.0.1", address)), ray_ports()
+    taken, own_rays = is_head and any(accepts(own, port) for own in ("127.0.0.1", address)), rays()
     return {
         "name": socket.gethostname(),
         "python": ".".join(map(str, sys.version_info[:2])),
@@ -86,9 +100,10 @@ def describe(names, out, marker, port, is_head, address, others, ssh):
         "out": out and out_lacks(out, marker, is_head),
         "tools": [tool for tool in ("rsync", "openssl", *["ssh"] * bool(others)) if not shutil.which(tool)],
         "venv": importlib.util.find_spec("ensurepip") is not None,
-        "taken": taken and port not in rays,
-        "rays": sorted(rays - {0, port}),
-        "unreachable": [name for name, at in others.items() if not (accepts(at, 22) and logs_in(ssh, at))],
+        "taken": taken and port not in own_rays,
+        "rays": sorted(own_rays.keys() - {0, port}),
+        "works": own_rays.get(port, False),
+        "unreachable": [name for name, at in others.items() if not (accepts(at, ssh_port(at)) and logs_in(ssh, at))],
     }
 
 

@@ -61,23 +61,30 @@ class Commands(CommandRunnerInterface):
         return "bash"
 
 
+def processes() -> list[psutil.Process]:
+    """Return the processes of this user's Ray at ``PORT`` on this machine, and their descendants."""
+    marks = {f"--gcs_server_port={PORT}", f"--gcs-address=127.0.0.1:{PORT}", f"--address=127.0.0.1:{PORT}"}
+    user, found = os.getuid(), list[psutil.Process]()
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        with suppress(psutil.NoSuchProcess):  # the process may have ended
+            if process.info["uids"].real == user and not marks.isdisjoint(process.info["cmdline"] or ()):
+                found += [process, *process.children(recursive=True)]
+    return found
+
+
 def stop() -> bytes:
     """End the processes of this user's Ray at ``PORT`` on this machine, and check that the port is free.
 
     Raises:
         ClickException: another program uses the port.
     """
-    marks = {f"--gcs_server_port={PORT}", f"--gcs-address=127.0.0.1:{PORT}", f"--address=127.0.0.1:{PORT}"}
-    user, ended = os.getuid(), list[psutil.Process]()
-    for process in psutil.process_iter(["cmdline", "uids"]):
-        with suppress(psutil.NoSuchProcess):  # the process may have ended
-            if process.info["uids"].real == user and not marks.isdisjoint(process.info["cmdline"] or ()):
-                ended += [process, *process.children(recursive=True)]
-    for signal in ("terminate", "kill"):
-        for process in ended:
-            with suppress(psutil.NoSuchProcess):
-                getattr(process, signal)()
-        ended = psutil.wait_procs(ended, timeout=5)[1]
+    for _ in range(3):  # a raylet that ends may start another worker
+        ended = processes()
+        for signal in ("terminate", "kill"):
+            for process in ended:
+                with suppress(psutil.NoSuchProcess):
+                    getattr(process, signal)()
+            ended = psutil.wait_procs(ended, timeout=5)[1]
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

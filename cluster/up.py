@@ -6,11 +6,13 @@ make cluster-sync                                                               
 make cluster-stop
 
 OUT: the folder that all hosts mount, for --out; without it, sweeps need --storage. PORT: port of the head's Ray (6379).
+DASHBOARD: port of Ray's dashboard on the head's 127.0.0.1; without it, Ray starts none.
 """
 
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,8 @@ from typing import Any
 
 import yaml
 
-from cluster.lab import Lab, LackError, describe, kind, lab, lacks, packages_lack
+from cluster.lab import BUSY, Lab, LackError, describe, kind, lab, lacks, packages_lack
+from cluster.probe import accepts, rays
 
 ROOT, MINE = Path(__file__).resolve().parents[1], "my_cluster.yaml"
 RAY = str(Path(sys.executable).parent / "ray")
@@ -44,6 +47,9 @@ print(given["mark"] + json.dumps([node["NodeManagerHostname"] for node in ray.no
 def content(lab: Lab, installs: bool) -> dict[str, Any]:
     """Return ray_cluster.yaml for these hosts. installs: whether the hosts install the packages of constraints.txt."""
     text = (ROOT / "ray_cluster.yaml").read_text(encoding="utf-8").replace("6379", str(lab.port))
+    if lab.dashboard:
+        switch = f"=true --dashboard-host=127.0.0.1 --dashboard-port={lab.dashboard}"
+        text = text.replace("--include-dashboard=false", f"--include-dashboard{switch}")
     file = yaml.safe_load(text.replace("--head", "--head --autoscaling-config=~/ray_bootstrap_config.yaml"))
     for name in ("available_node_types", "head_node_type", "max_workers"):
         del file[name]
@@ -51,7 +57,7 @@ def content(lab: Lab, installs: bool) -> dict[str, Any]:
     file["cluster_name"] += f"-{head.replace('.', '-')}"
     file["provider"] = {"type": "local", "head_ip": head, "worker_ips": workers}
     file["auth"] = {"ssh_user": lab.user} | ({"ssh_private_key": lab.key} if lab.key else {})
-    return file | {"setup_commands": [INSTALL] if installs else []}
+    return file | {"setup_commands": [INSTALL + " 'ray[default]'" * bool(lab.dashboard)] if installs else []}
 
 
 def has_secrets(lab: Lab) -> bool:
@@ -72,6 +78,10 @@ def start(lab: Lab) -> None:
         LackError: hosts lack something, Ray's launcher fails, or a host does not join.
     """
     if not lab.hosts:
+        if (works := rays().get(lab.port)) or (works is None and accepts("127.0.0.1", lab.port)):
+            raise LackError(
+                f"host {socket.gethostname()}: {BUSY if works else f'another program uses port {lab.port}.'}"
+            )
         _ray("up", "-y", "--no-config-cache", "ray_cluster.yaml")
         return
     require_no_other_cluster(lab)

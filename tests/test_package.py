@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tomllib
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -108,7 +109,8 @@ def test_the_wheel_has_every_module_the_licence_and_the_list(builds: list[list[P
         assert json.loads(wheel.read(f"{info}/sboms/fedcommons.cdx.json")) == SBOM
         assert sha256(wheel.read(f"{info}/licenses/LICENSE")).hexdigest() == APACHE_2
         modules = {name for name in wheel.namelist() if not name.startswith(info)}
-    expected = {path.relative_to(ROOT / "platform").as_posix() for path in (ROOT / "platform").rglob("*.py")}
+    package = ROOT / "platform" / "fedcommons"
+    expected = {path.relative_to(ROOT / "platform").as_posix() for path in package.rglob("*.py")}
     for folder, name in (("lightning_modules", "lightning_modules"), ("sweeps", "fedcommons_sweeps")):
         expected |= {f"{name}/{path.relative_to(ROOT / folder).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
     assert {name for name in modules if name.endswith(".py")} == expected
@@ -144,3 +146,6 @@ def test_the_installed_command_lists_the_sweeps_and_runs_them(builds: list[list[
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rounds"] == 1
     assert main.folder() == ROOT / "sweeps"  # in a clone those of the clone
+    spec = find_spec("fedcommons_sweeps.referee")
+    assert spec is not None
+    assert spec.origin == str(ROOT / "sweeps" / "referee.py")

@@ -161,7 +161,7 @@ def test_the_code_and_the_secrets_go_up_and_the_container_has_the_variables_of_e
     environment = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
     source = ["sh", "-c", ". cluster/environment.sh && env"]
     listed = subprocess.run(source, cwd=ROOT, capture_output=True, text=True, env=environment, check=True).stdout
-    lines = [line for line in listed.splitlines() if line.startswith("RAY_")]
+    lines = [line for line in listed.splitlines() if line.startswith(("RAY_", "AUTOSCALER_", "DASHBOARD_"))]
     assert set_there == {line.replace(str(home), "/home/ray") for line in lines}
 
 

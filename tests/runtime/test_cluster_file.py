@@ -5,8 +5,10 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from fnmatch import fnmatch
@@ -99,8 +101,10 @@ GOOD = {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2", "lab-
 
 
 def test_flaws_of_a_lab_that_rays_schema_misses(flaws: Any, up: Any) -> None:
-    lab = up.Lab({"a": "10.0.0.1", "b": "10.0.0.2", "c": "lab-3.example.org"}, "me", "", "/shared", 6380)
+    lab = up.Lab({"a": "10.0.0.1", "b": "10.0.0.2", "c": "lab-3.example.org"}, "me", "", "/shared", 6380, "8265")
     good = up.content(lab, installs=True)
+    assert "=true --dashboard-host=127.0.0.1 --dashboard-port=8265" in str(good["head_start_ray_commands"])
+    assert "'ray[default]'" in good["setup_commands"][0]
     assert good["provider"] == GOOD
     assert all(":6380" in line or "port=6380" in line for line in str(good).split("ulimit")[1:])
     assert not flaws(copy.deepcopy(good))
@@ -125,6 +129,7 @@ def test_ray_reads_no_file_of_the_folder_to_start_ray_on_this_machine() -> None:
 FINE = {
     "name": "x", "python": "3.11", "packages": {"torch": "2.15.0"}, "cpu": ["x86_64", ""], "out": "", "tools": [],
     "free": {"/home/me": 2e12, "/shared": 2e12}, "venv": True, "taken": False, "unreachable": [], "rays": [],
+    "works": False,
 }  # fmt: skip
 
 
@@ -141,6 +146,7 @@ def test_a_lack_of_a_host_is_a_sentence_that_names_the_host(up: Any) -> None:
         (old | {"free": {"/home/me": 5e9, "/shared": 5e9}}, 1, "needs 10 GB"),
         (old | {"venv": False}, 1, "python3.11-venv"),
         ({"rays": [6390]}, 1, "me's Ray at port 6390"),
+        ({"works": True}, 1, "would end the sweep"),
         ({"out": "is another folder"}, 1, "b: OUT=/shared is another folder"),
     ):
         sentences = [*up.lacks(lab, {"a": FINE, "b": {**FINE, **change}})]
@@ -150,6 +156,28 @@ def test_a_lack_of_a_host_is_a_sentence_that_names_the_host(up: Any) -> None:
     assert sentence.startswith("host b cannot be reached")
 
 
+def test_a_host_reports_rays_that_work_and_workers_behind_other_ports_of_ssh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of a shell stand for a raylet and a task."""
+    probe = SimpleNamespace(**runpy.run_path(str(ROOT / "cluster" / "probe.py")))
+    for port, title in ((6391, "ray::f"), (6392, "ray::IDLE")):
+        words = ["bash", "-c", f"(exec -a {title} sleep 60) & echo; wait", f"--gcs-address=10.0.0.1:{port}"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as raylet:
+            assert raylet.stdout is not None
+            raylet.stdout.readline()
+            time.sleep(0.2)  # until the task has its title
+            assert probe.rays().get(port) == (title == "ray::f")
+            os.killpg(raylet.pid, signal.SIGKILL)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "ssh").write_text(f"#!/bin/sh\necho port {server.getsockname()[1]}\n")
+        (tmp_path / "ssh").chmod(0o700)
+        facts = [probe.describe([], "", "", 1, True, "127.0.0.1", {"b": "127.0.0.1"}, [])]
+    facts.append(probe.describe([], "", "", 1, True, "127.0.0.1", {"b": "127.0.0.1"}, []))
+    assert [each["unreachable"] for each in facts] == [[], ["b"]]
+
+
 def test_values_of_make_cluster_that_cannot_be_meant_are_refused(
     up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,8 +185,9 @@ def test_values_of_make_cluster_that_cannot_be_meant_are_refused(
         (["HOST=a"], "did you mean HOSTS"), ([], "HOSTS is missing"), (["HOSTS=a a"], "different hosts"),
         (["HOSTS=a", "10.0.0.2"], "no variable 10.0.0.2; it takes HOSTS"), (["HOSTS=a,b"], "separated by spaces"),
         (["HOSTS=me@a"], "without the user"), (["HOSTS=a", "KEY=/none"], "KEY must be .*it cannot be read"),
-        (["HOSTS=a", "OUT=runs"], "OUT must be an absolute"),
-        (["HOSTS=a", "PORT=0"], "PORT must be"), (["HOSTS=127.0.0.1 10.0.0.1"], "resolves to 127.0.0.1"),
+        (["HOSTS=a", "OUT=runs"], "OUT must be an absolute"), (["HOSTS=", "OUT=/x"], "OUT changes nothing"),
+        (["HOSTS=a", "PORT=0"], "PORT must be"), (["HOSTS=a", "DASHBOARD=6379"], "must be another port"),
+        (["HOSTS=127.0.0.1 10.0.0.1"], "resolves to 127.0.0.1"),
         (["HOSTS=a", "USER=x;y"], "USER must be"), (["HOSTS=no.such.invalid"], "host no.such.invalid has no address"),
         (["HOSTS=a..b"], "host a..b has no address"), (["HOSTS=2"], "2 resolves to 0.0.0.2"),
         (["HOSTS=10.0.0.1 10.1"], "HOSTS must be different hosts, got 10.0.0.1"),
@@ -205,8 +234,8 @@ def test_secrets_are_kept_while_they_fit_all_hosts(up: Any, tmp_path: Path, monk
     subprocess.run(["sh", ROOT / "cluster" / "secrets.sh", "10.0.0.1"], check=True, capture_output=True)
     assert up.has_secrets(single)
     assert not up.has_secrets(two)
-    read = ["sh", "-c", f". {ROOT}/cluster/environment.sh && echo $RAY_AUTH_MODE"]
-    assert subprocess.run(read, capture_output=True, text=True).stdout == "token\n"
+    read = ["sh", "-c", f". {ROOT}/cluster/environment.sh && echo $RAY_AUTH_MODE $AUTOSCALER_METRIC_PORT"]
+    assert subprocess.run(read, capture_output=True, text=True).stdout == "token -1\n"
     (tmp_path / "openssl").write_text("#!/bin/sh\nexit 1\n")  # as for a certificate that has expired
     (tmp_path / "openssl").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -5,6 +5,7 @@ This file is also a program: run as a script it starts such nodes and writes wha
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,8 @@ def node(cpu: str = "", torch: str = OURS, cores: float = 2, alive: bool = True,
     """Return a node as ``ray.nodes()`` has it."""
     labels = {CPU: cpu, TORCH: torch} if cpu else {}
     labels |= {GPU: "A10G"} if resources else {}
-    return {"Alive": alive, "Labels": labels, "Resources": {"CPU": cores, "memory": 1e9, **resources}}
+    resources = {"CPU": cores, "memory": 1e9, **resources}
+    return {"Alive": alive, "Labels": labels, "Resources": resources, "NodeManagerHostname": f"h{cores}"}
 
 
 def test_a_cpu_is_named_by_its_maker_model_and_widest_instructions(tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_the_kind_with_most_cores_or_gpus_or_that_the_user_names_is_chosen(monke
     for nodes, choice, message in (
         (MIXED, "bb", r"'bb'; did you mean 'b'\? The nodes have a, b\."),
         ([node()], "b", "No node of Ray has a label"),
-        ([*OLD, node("b", torch="0.9")], "b", r"torch 0\.9, but torch is .* here"),
+        ([*OLD, node("b", torch="0.9")], "b", r"host h2: torch is 0\.9, but .* here"),
     ):
         monkeypatch.setenv(CHOICE, choice)
         with pytest.raises(UserError, match=message):
@@ -86,7 +88,7 @@ def test_resources_and_words_are_of_the_chosen_nodes() -> None:
     assert cpu_kind.resources(MIXED, {CPU: "a"})["CPU"] == 4
     assert cpu_kind.resources(OLD, cpu_kind.choose_kind(OLD, 0))["CPU"] == 2
     assert cpu_kind.describe_nodes(MIXED, cpu_kind.choose_kind(MIXED, 0)) == (
-        f"2 node(s) a, not on 1 node(s) b with torch {OURS}, not on 1 node(s) unlabelled with torch unlabelled"
+        f"2 node(s) a, not on host h3 (b with torch {OURS}), not on host h99 (unlabelled with torch unlabelled)"
     )
     assert cpu_kind.describe_nodes([node(), node()], {}) == "2 node(s)"
 
@@ -178,6 +180,7 @@ def test_two_ray_nodes_give_the_bits_of_one_process_on_nodes_of_one_kind_and_act
     assert "federation.transport fast" in results["fast"]
     assert "Ray has 2, room for 2 such actors" in results["too many"]
     assert all(words in results["too many on a GPU"] for words in ("room for 2", "a smaller federation.gpus_per_actor"))
+    assert results["another label"].startswith(f"host {socket.gethostname()} ")
     assert f"label {CPU}: odd, but it is {cpu_kind.cpu()}" in results["another label"]
     assert results["on a GPU"] == ["3", "3"]
     assert results["shares"] == [0.125, 0.5]

@@ -134,6 +134,16 @@ def test_no_port_that_ray_opens_answers_without_the_token(ours: Any) -> None:
 
 
 @pytest.mark.ray
+def test_a_process_with_another_token_is_refused(ours: Any, tmp_path: Path) -> None:
+    address = ours[1]["address"]
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    process = process_of(tmp_path, RAY_ADDRESS=address, **token)  # the last variable: it keeps the loopback address
+    _, refused = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert re.match(f"refused: RAY_ADDRESS='{address}': that Ray requires another token", refused), refused
+
+
+@pytest.mark.ray
 def test_no_port_of_ray_can_be_reached_from_another_machine(ours: Any) -> None:
     """All processes listen on the loopback interface only."""
     opened = listening(ours[0])

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import hosts
 import pytest
-from hosts import Host
+from hosts import ASK, Host
 
 from fedcommons.runs.experiment import run
 from fedcommons.runtime import cpu_kind
@@ -77,6 +77,19 @@ NODES = """
 import ray
 ray.init(log_to_driver=False)
 print(sum(node["Alive"] for node in ray.nodes()), "nodes")
+"""
+
+
+WORK = """
+import time, ray
+ray.init(log_to_driver=False)
+@ray.remote(num_cpus=0)
+def work():
+    time.sleep(600)
+sleeping = work.remote()
+time.sleep(5)
+print("works", flush=True)
+ray.get(sleeping)
 """
 
 
@@ -170,11 +183,11 @@ def reserved(lab: Lab) -> Iterator[None]:
         process.communicate(timeout=300)
 
 
-def trial_starts(process: subprocess.Popen[str], host: Host) -> None:
+def trial_starts(process: subprocess.Popen[str] | None, host: Host) -> None:
     """Wait until a trial of a command runs on a host. What the command prints until then fits into the pipe."""
     deadline = time.monotonic() + 300
     while not any(line.startswith("ray::ImplicitFunc.train") for line in processes(host)):
-        assert process.poll() is None
+        assert process is None or process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
@@ -197,9 +210,12 @@ def test_a_sweep_runs_on_both_hosts_of_one_kind_and_ends_at_the_bits_of_one_proc
         trial_starts(process, lab.worker)
         assert lab.worker.run("pkill", "-STOP", "-f", "^ray::ImplicitFunc").returncode == 0  # so that the head gets one
     trial_starts(process, lab.head)
+    again = lab.type(lab.page("make cluster "))  # would restart Ray
+    assert again.returncode == 2
+    assert again.stderr.count("the start would end the sweep") == 2
     assert not any(line.startswith("ray::ImplicitFunc") for line in processes(lab.other))
     assert lab.worker.run("pkill", "-CONT", "-f", "^ray::ImplicitFunc").returncode == 0
-    assert f"2 node(s) {cpu_kind.cpu()}, not on 1 node(s) amd-23-49-avx2 with torch" in ends(process)
+    assert f"2 node(s) {cpu_kind.cpu()}, not on host other (amd-23-49-avx2 with torch" in ends(process)
     assert results(lab.shared / "table1") == results(reference)
     for path in (lab.shared / "table1").rglob("environment.json"):
         assert json.loads(path.read_text())["cpu_kinds"] == [cpu_kind.cpu()]
@@ -226,6 +242,7 @@ def test_hosts_that_lack_something_are_named_and_nothing_is_started(lab: Lab) ->
     """A host that does not answer, a key that is not registered, no common folder, a port that another program uses."""
     listen = "import socket, time; server = socket.create_server(('', 6380)); time.sleep(600)"
     process = subprocess.Popen(lab.head.command("python", "-c", listen, "--gcs-address=127.0.0.1:6390"))  # as of a Ray
+    other = subprocess.Popen(lab.operator.command("python", "-c", listen.replace("6380", "6379")))
     before, line = lab.type("cat my_cluster.yaml").stdout, lab.page("make cluster ")
     key, head, worker = "/mnt/keys/operator", f"host {lab.head.ip}", f"host {lab.worker.ip}"
     lab.operator.run("cp", key, "/root/.ssh/id_ed25519")  # used without KEY; the head has no key of its own
@@ -244,8 +261,11 @@ def test_hosts_that_lack_something_are_named_and_nothing_is_started(lab: Lab) ->
         assert f"error: {what}" in done.stderr
         assert word in done.stderr, done.stderr
     assert lab.type("cat my_cluster.yaml").stdout == before
-    lab.head.run("pkill", "-f", "create_server")
-    process.wait()
+    done = lab.type('make cluster HOSTS=""')
+    assert (done.returncode, "host operator: another program uses port 6379" in done.stderr) == (2, True), done.stderr
+    for host, program in ((lab.head, process), (lab.operator, other)):
+        host.run("pkill", "-f", "create_server")
+        program.wait()
 
 
 def test_ray_up_as_cloned_starts_ray_on_this_machine_alone_and_no_other_ray_is_ended(lab: Lab) -> None:
@@ -260,6 +280,14 @@ def test_ray_up_as_cloned_starts_ray_on_this_machine_alone_and_no_other_ray_is_e
         assert "make cluster HOSTS=" in done.stdout
         done = lab.type(f"ray exec ray_cluster.yaml '{ENVIRONMENT} && python /mnt/nodes.py'")
         assert "1 nodes" in done.stdout, done.stdout + done.stderr
+    (lab.shared / "work.py").write_text(WORK)
+    done = lab.type(
+        f"ray exec ray_cluster.yaml '{ENVIRONMENT} && nohup setsid --fork python /mnt/work.py > /mnt/work.log 2>&1'"
+    )
+    assert done.returncode == 0, done.stderr
+    lab.operator.run("sh", "-c", "until grep -q works /mnt/work.log; do sleep 0.2; done")
+    done = lab.type('make cluster HOSTS=""')
+    assert (done.returncode, "would end the sweep" in done.stdout + done.stderr) == (2, True), done.stdout
     ports = [each.split()[3] for each in lab.operator.run("ss", "-ltnH").stdout.splitlines()]
     assert any(port.endswith("127.0.0.1]:6379") for port in ports), ports
     done = lab.type("ray down -y ray_cluster.yaml")
@@ -288,41 +316,20 @@ def test_a_stranger_gets_nothing_from_any_port(lab: Lab) -> None:
     assert re.fullmatch(r"error: host stranger: /root/.fedcommons/auth_token is missing: .*\n", done.stderr)
 
 
-ASK = r"""
-import json, socket, ssl, sys
-START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-POST = b"POST /get_runtime_envs_info HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
-def answer(port, tls, said):
-    try:
-        with socket.create_connection((sys.argv[1], port), 10) as plain:
-            plain.settimeout(10)
-            if not tls:
-                plain.sendall(said)
-                return plain.recv(100)
-            context = ssl.create_default_context()
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            context.set_alpn_protocols(["h2"])
-            with context.wrap_socket(plain) as inside:
-                inside.sendall(said)
-                return inside.recv(100)
-    except (ssl.SSLError, ConnectionError):
-        return b""
-asked = {"plain": (False, START), "tls": (True, START), "get": (False, GET), "post": (False, POST)}
-print(json.dumps({f"{p} {n}": answer(int(p), *a).decode("latin-1") for p in sys.argv[2:] for n, a in asked.items()}))
-"""
-
-
 def test_a_killed_worker_costs_time_only_and_stop_leaves_nothing(lab: Lab, reference: Path) -> None:
     """Ray starts the worker again, as the file says. The last test of the lab, as nothing is left after it."""
     line = lab.page("ray exec ").replace("/mnt/table1", "/mnt/worker")
     assert TABLE1 in line
+    line = line.replace(" python ", " nohup setsid --fork python ")[:-1] + " > /mnt/worker.log 2>&1'"
     with reserved(lab):
-        command = lab.operator.command("sh", "-c", f"cd /mnt/code && {line}")
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        trial_starts(process, lab.worker)
+        done = lab.type(line)  # its SSH session ends, and the sweep continues
+        assert done.returncode == 0, done.stderr
+        trial_starts(None, lab.worker)
         lab.worker.run("pkill", "-9", "-f", "ray")
-    ends(process)
+    deadline = time.monotonic() + 400
+    while "All in " not in (printed := (lab.shared / "worker.log").read_text()):
+        assert time.monotonic() < deadline, printed
+        time.sleep(1)
     played = results(lab.shared / "worker")
     assert len(played) == 2  # of two alphas
     assert played.items() < results(reference).items()

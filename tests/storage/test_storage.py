@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import fsspec
@@ -221,6 +223,33 @@ def test_a_damaged_artifact_is_reported_and_built_again(how: str, tmp_path: Path
     assert ["built again" in line for line in messages] == [True, True]
     two.put("images", TENSORS, FACTS)
     assert Store(tmp_path / "c", pytest.fail, place).get("images", KEY)
+
+
+class OldServer(BaseHTTPRequestHandler):
+    """A server of HTTP/1.0, which accepts every write."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("ETag", '"1"')
+        self.end_headers()
+
+
+def test_an_old_s3_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """boto would wait 60 s for its leave to send the content."""
+    with HTTPServer(("127.0.0.1", 0), OldServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        credentials = {
+            "ACCESS_KEY_ID": "a",
+            "SECRET_ACCESS_KEY": "b",
+            "DEFAULT_REGION": "us-east-1",
+            "MAX_ATTEMPTS": "1",
+        }
+        for name, value in {"ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", **credentials}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        with pytest.raises(StorageError, match="ignores the conditions"):
+            object_store.open_store("s3://old/x")
+        server.shutdown()
 
 
 BAD = {

@@ -12,6 +12,7 @@ from sweep_runs import sweep_output
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import experiment
 from fedcommons.storage import object_store
+from fedcommons.storage.snapshots import MANIFEST
 from fedcommons.tune.remote_sweep import SweepMirror
 from fedcommons.tune.sweep import Trial
 
@@ -53,6 +54,7 @@ def test_a_driver_has_what_other_machines_played(place: str, tmp_path: Path) -> 
 def test_a_resumed_sweep_sends_what_could_not_be_sent(place: str, tmp_path: Path) -> None:
     cell, worker = Trial("cell", small(tmp_path, {"storage": place})), tmp_path / "a" / "out" / "cell"
     experiment.run(small(tmp_path), worker)
+    (Path(place) / "runs" / "out" / "other" / MANIFEST).mkdir(parents=True)  # a damaged run outside of the sweep
     SweepMirror([cell], tmp_path / "a" / "out").begin(resume=True)
     SweepMirror([cell], tmp_path / "b" / "out").begin(resume=True)
     assert outputs(tmp_path / "b" / "out" / "cell") == outputs(worker)

@@ -16,6 +16,7 @@ from fedcommons.storage import file_lock
 from fedcommons.tracking.remote_run import RunMirror
 from fedcommons.tracking.run_folder import read_rounds, stranger
 from fedcommons.tracking.wandb_media import KEYS
+from fedcommons.tracking.wandb_tracker import recorded_id
 
 if TYPE_CHECKING:
     from conftest import WandbFile
@@ -104,6 +105,7 @@ def test_offline_files_have_variables_of_wandb_where_no_field_is_given(
     assert [runs[name].run.display_name for name in runs] == ["a", "b", "sweep"]
     assert runs["a"].run.run_id == "abc"
     assert len({each.run.run_id for each in runs.values()} - {"i"}) == 3
+    assert runs["."].run.run_id == recorded_id(sweep)  # not the folder's name, which two sweeps may share
     assert {"x", "y", "smoke"} <= {*runs["a"].run.tags}
     (file,) = (sweep / "wandb").glob("offline-run-*/files/media/table/runs_*.json")
     table = json.loads(file.read_text())

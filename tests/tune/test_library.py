@@ -111,6 +111,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "unknown column 'MBs'; did you mean 'MB'": lambda _: fc.means(pd.DataFrame({"MB": [1.0]}), "MBs"),
     "a folder is .*got \\['a', 'b'\\]": lambda _: fc.load_runs(["a", "b"]),  # type: ignore
     "an experiment, got {'seed': 1}": lambda folder: run({"seed": 1}, folder),  # type: ignore
+    "storage takes str or NoneType, got 5": lambda folder: sweep([experiment("smoke", values={"storage": 5})], folder),
     "at most 10,000 cells": lambda folder: sweep((base for _ in range(10**9)), folder),
     "names of fields .*got \\['seed'\\]": lambda _: experiment(values=["seed"]),  # type: ignore
 }

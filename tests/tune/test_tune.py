@@ -19,6 +19,7 @@ from fedcommons.cli.display import Display
 from fedcommons.cli.parser import command_line
 from fedcommons.cli.values import seconds
 from fedcommons.config.dotted import same_results
+from fedcommons.errors import UserError
 from fedcommons.reports import metrics, ranking
 from fedcommons.runs import build, experiment, load_data
 from fedcommons.tracking.run_folder import read_summary
@@ -174,9 +175,14 @@ def test_schedulers_are_ray_tunes_and_a_budget_has_units(tune: ModuleType) -> No
     assert [seconds("--time-budget", text) for text in ("90", "1.5h", "30m", ".5d")] == [90, 5400, 1800, 43200]
 
 
-def test_seeds_repeat_each_point_and_batches_are_one_outcome(tune: ModuleType) -> None:
+def test_seeds_repeat_each_point_and_batches_are_one_outcome(
+    tune: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = ["--preset=smoke", "--space=lr=uniform(0.1,0.2)", "--samples=2", "--seeds=0,3"]
     cells = tune.cells(tune.arguments(argv))[0]
+    with pytest.raises(UserError, match="on-cores"):  # the refusal comes after the sentence, and before any work
+        tune.tune(["--preset=smoke", "--space=alpha=uniform(0.1,1)", "--on-cores=2"])
+    assert "alpha has its own partition" in capsys.readouterr().out
     points = {seed: [c.config.client.lr for c in cells if c.config.seed == seed] for seed in (0, 3)}
     assert points[0] == points[3]
     assert len(set(points[0])) == 2

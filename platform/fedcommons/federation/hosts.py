@@ -78,7 +78,7 @@ def run_if_same(theirs: Mapping[str, Mapping[str, str]], function: Callable[...,
 
 
 def require_alike(
-    pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], advice: str, login: Callable[[], bool] | None = None
+    pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], advice: str, login: Callable[[], str] | None = None
 ) -> None:
     """Check that each host of Ray with the labels ``pin`` has the driver's source files and can write its folders.
 
@@ -88,11 +88,11 @@ def require_alike(
         pin: labels of the Ray nodes that will train; see ``cpu_kind.choose_kind``.
         shared: pairs (option that names the folder, folder) of the folders that all hosts must share.
         advice: another method to share results, added to the error message.
-        login: returns whether a host has the tracker's login; None: no login is needed.
+        login: returns what is wrong with a host's login of the tracker, or ""; None: no login is needed.
 
     Raises:
         UserError: a host has different source files, does not share a folder, cannot write a folder or has no room in
-            it, has no login, or does not answer.
+            it, has no valid login, or does not answer.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError
@@ -135,18 +135,18 @@ def _remove(marker: Path) -> None:
         marker.unlink(missing_ok=True)
 
 
-def require_ready(markers: Sequence[tuple[str, str]], advice: str, login: Callable[[], bool] | None) -> None:
-    """Check that this host shares the folders of the marker files, can write them, and has the tracker's login.
+def require_ready(markers: Sequence[tuple[str, str]], advice: str, login: Callable[[], str] | None) -> None:
+    """Check that this host shares the folders of the marker files, can write them, and has a valid tracker login.
 
     Raises:
-        UserError: see ``require_markers`` and ``require_room``; or this host has no login.
+        UserError: see ``require_markers`` and ``require_room``; or the tracker does not accept this host's login.
     """
     require_markers(markers, advice)
     require_room([(option, os.path.dirname(marker)) for option, marker in markers])
-    if login is not None and not login():
+    if login is not None and (flaw := login()):
         raise UserError(
-            f"--wandb online: host {socket.gethostname()} has no login for W&B; run `wandb login` there, set "
-            "WANDB_API_KEY where Ray is started, or use --wandb offline."
+            f"--wandb online: host {socket.gethostname()}: {flaw}; run `wandb login` there, set WANDB_API_KEY where "
+            "Ray is started, or use --wandb offline."
         )
 
 

@@ -6,13 +6,14 @@
 import os
 import platform
 import re
+import socket
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcommons.errors import UserError, nearest
+from fedcommons.errors import FEW, UserError, nearest
 
 CPU, TORCH, GPU = "fedcommons-cpu", "fedcommons-torch", "ray.io/accelerator-type"
 """Names of the labels of a Ray node: kind of CPU, version of torch, and kind of GPU (set by Ray itself)."""
@@ -58,8 +59,8 @@ def require_this_kind() -> None:
     for name in (CPU, TORCH):
         if stated.get(name, actual[name]) != actual[name]:
             raise UserError(
-                f"a node of Ray has the label {name}: {stated[name]}, but it is {actual[name]}; correct the label in "
-                "the cluster file (available_node_types.*.labels)."
+                f"host {socket.gethostname()} has the label {name}: {stated[name]}, but it is {actual[name]}; correct "
+                "the label in the cluster file (available_node_types.*.labels)."
             )
 
 
@@ -98,7 +99,8 @@ def choose_kind(nodes: Sequence[Mapping[str, Any]], gpus: float) -> dict[str, st
     ours, wanted = _label(version("torch")), {kind: n for kind, n in room.items() if requested in (None, "", kind[0])}
     if not (fitting := {kind: n for kind, n in wanted.items() if kind[1] == ours}):
         theirs = ", ".join(sorted({kind[1] for kind in wanted}))
-        raise UserError(f"the nodes of Ray have torch {theirs}, but torch is {ours} here: install the same everywhere.")
+        hosts = _hosts(n for n in nodes if any(_has(n, {CPU: kind[0], TORCH: kind[1]}) for kind in wanted))
+        raise UserError(f"host {hosts}: torch is {theirs}, but {ours} here; install the same everywhere.")
     best = min(fitting, key=lambda kind: (-fitting[kind], kind))
     return {name: value for name, value in zip(names, best, strict=True) if value}
 
@@ -113,18 +115,24 @@ def resources(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -
 
 
 def describe_nodes(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> str:
-    """Return a text: the number of nodes with the labels ``selector``, and of other (unused) nodes per kind of CPU."""
-    unused_labels = [node["Labels"] for node in _working(nodes, "CPU") if not _has(node, selector)]
-    others = Counter(
-        f"{each.get(CPU, 'unlabelled')} with torch {each.get(TORCH, 'unlabelled')}" for each in unused_labels
-    )
-    unused = "".join(f", not on {n} node(s) {kind}" for kind, n in sorted(others.items()))
+    """Return a text: the number of nodes with the labels ``selector``, and the unused hosts per kind of CPU."""
+    others = defaultdict[str, list[Mapping[str, Any]]](list)
+    for node in (node for node in _working(nodes, "CPU") if not _has(node, selector)):
+        names = (node["Labels"].get(name, "unlabelled") for name in (CPU, TORCH))
+        others[" with torch ".join(names)].append(node)
+    unused = "".join(f", not on host {_hosts(them)} ({kind})" for kind, them in sorted(others.items()))
     return f"{len(select_nodes(nodes, selector))} node(s){f' {selector[CPU]}' if selector else ''}{unused}"
 
 
 def select_nodes(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> list[Mapping[str, Any]]:
     """Return the running Ray nodes that have CPU cores and the labels ``selector``."""
     return [node for node in _working(nodes, "CPU") if _has(node, selector)]
+
+
+def _hosts(nodes: Iterable[Mapping[str, Any]]) -> str:
+    """Return the names of the nodes' hosts; of many hosts, the first few."""
+    names = sorted({node["NodeManagerHostname"] for node in nodes})
+    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
 
 
 def _has(node: Mapping[str, Any], selector: Mapping[str, str]) -> bool:

@@ -69,6 +69,9 @@ def require(storage: str | None, name: str | None) -> None:
     Raises:
         UserError: a field is invalid, or there is a name without a storage.
     """
+    for field, value in (("storage", storage), ("storage_name", name)):
+        if not isinstance(value, str | None):
+            raise UserError(f"{field} takes str or NoneType, got {quote(value)}.")
     if storage is not None and (what := flaw(storage)):
         raise UserError(f"storage must be {what}")
     if name is not None and not NAME.fullmatch(name):
@@ -118,6 +121,7 @@ class Bucket:
 
     def __init__(self, url: str) -> None:
         import fsspec  # imported late, as it takes a second and most runs do not need it
+        from botocore.handlers import add_expect_header
 
         self.name = url
         self._at = self.name.removeprefix("s3://")
@@ -128,6 +132,8 @@ class Bucket:
             "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=config
         )
         self._fs.retries = 2  # s3fs also retries if a connection breaks while an object is read
+        with self._request():  # without ``Expect: 100-continue``, which a server of HTTP/1.0 never answers
+            self._fs.connect().meta.events.unregister("before-call.s3", add_expect_header)
 
     def look(self, key: str) -> tuple[int, str] | None:
         """Return the size in bytes and the tag of an object; None if the object does not exist."""
@@ -253,8 +259,14 @@ class Disk:
 
     def tags(self, folder: str, file: str) -> dict[str, str]:
         """Return NAME -> tag of all objects ``folder/NAME/file``."""
-        names = [path.parent.name for path in (Path(self.name) / folder).glob(f"*/{file}")]
-        return {name: entry[1] for name in names if (entry := self.look(f"{folder}/{name}/{file}"))}
+        tags = dict[str, str]()
+        for name in (path.parent.name for path in (Path(self.name) / folder).glob(f"*/{file}")):
+            try:
+                if entry := self.look(f"{folder}/{name}/{file}"):
+                    tags[name] = entry[1]
+            except StorageError as error:  # matters to a caller that reads this object only
+                tags[name] = f"damaged: {error}"
+        return tags
 
     def list_objects(self) -> Iterator[tuple[str, int, float]]:
         """Yield (key, size in bytes, age in seconds) of each object. Symbolic links are not followed."""

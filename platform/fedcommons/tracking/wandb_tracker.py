@@ -116,14 +116,14 @@ class WandbTracker:
 
 
 def log_table(folder: Path, frame: "pd.DataFrame", place: Mapping[str, str], mode: str) -> None:
-    """Log the table of the sweep in ``folder`` as a separate W&B run. place: entity and project."""
+    """Log the table of the sweep in ``folder`` as a separate W&B run, by the id in its file. place: entity, project."""
     import wandb
 
     described = {
         "project": os.environ.get("WANDB_PROJECT") or Tracking.project, "group": folder.resolve().name,
         "job_type": "table", "system": False, **place,
     }  # fmt: skip
-    run = _init(folder, described, mode, re.sub("[^0-9A-Za-z_-]", "-", f"table-{folder.resolve().name}"))
+    run = _init(folder, described, mode, run_id(folder))
     rows: list[Any] = frame.to_numpy().tolist()
     rows = [[_without_folders(list(v) if isinstance(v, tuple) else v) for v in row] for row in rows]
     with run:

@@ -10,7 +10,7 @@ from fedcommons.federation import hosts
 from fedcommons.storage import file_lock, object_store
 from fedcommons.storage.atomic_files import write_json
 from fedcommons.tracking.run_folder import is_run, read_rounds, read_summary
-from fedcommons.tracking.wandb_tracker import logged_in
+from fedcommons.tracking.wandb_tracker import flaw_of_login, logged_in
 
 PLAN, MESSAGES = ".plan.json", "messages.log"
 """Files of a sweep's folder: plan (see ``write_plan``) and messages. Each run's subfolder has messages of its own."""
@@ -71,7 +71,7 @@ def require_shared(
 
     pin: labels that the hosts must have. storages: the storage of each run, or None. artifacts: the stores of runs
     without a storage. makes_artifacts: generators will be stored, so these stores are created and checked. online: runs
-    are sent to W&B, so all hosts need a login if this host has one; else all hosts keep the runs offline.
+    are sent to W&B, so all hosts need a valid login if this host has one; else all hosts keep the runs offline.
 
     Raises:
         UserError: see ``hosts.require_alike``.
@@ -85,7 +85,7 @@ def require_shared(
     remote = dict.fromkeys(storage for storage in storages if storage is not None)
     shared += [("--storage", Path(storage)) for storage in remote if not object_store.is_url(storage)]
     advice = "" if remote else ", or name a storage that keeps the runs (--storage)"
-    hosts.require_alike(pin, shared, advice, logged_in if online and logged_in() else None)
+    hosts.require_alike(pin, shared, advice, flaw_of_login if online and logged_in() else None)
 
 
 def _stranger(out: Path) -> str | None:
