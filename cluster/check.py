@@ -43,11 +43,11 @@ def flaws(content: Any, template: bool = False) -> list[str]:
     """What is wrong with the content of a cluster file, a sentence each; template: placeholders may stand in it."""
     if not isinstance(content, dict):
         return ["it is no mapping of fields to values."]
-    found = dict[str, str]()
+    problems = dict[str, str]()
     for field, sentence in () if template else _placeholders(content):
-        found.setdefault(field, sentence)
+        problems.setdefault(field, sentence)
     checks = (_provider, _node_types, _commands, _mounts, _schema)
-    return [*found.values(), *(sentence for check in checks for sentence in check(content))]
+    return [*problems.values(), *(sentence for check in checks for sentence in check(content))]
 
 
 def base_flaws(text: str, template: bool = False) -> list[str]:
@@ -145,7 +145,7 @@ def _commands(content: dict[Any, Any]) -> Iterator[str]:
         if not starting:
             yield f"{name} must have a command with `ray start`."
         for line in starting:
-            befores = [line[: found.start()] for found in re.finditer("ray start", line)]
+            befores = [line[: match.start()] for match in re.finditer("ray start", line)]
             for variable, (value, meaning) in GUARDS.items():
                 if not all(_is_set(variable, value, before, options) for before in befores):
                     yield f"{name}: {line!r} starts Ray {meaning}."
@@ -153,21 +153,21 @@ def _commands(content: dict[Any, Any]) -> Iterator[str]:
 
 def _is_set(variable: str, value: str, before: str, options: str) -> bool:
     """Whether Ray starts with the variable at that value, from what stands before it and from the container."""
-    given = re.findall(rf"\b{variable}=(\S*?)(?=[\s;&]|$)", before)
-    if given:
-        return given[-1].strip("'\"") == value
+    values = re.findall(rf"\b{variable}=(\S*?)(?=[\s;&]|$)", before)
+    if values:
+        return values[-1].strip("'\"") == value
     inside = re.findall(rf"(?:--env|-e)[ =]{variable}=(\S*)", options)
     return SOURCED.search(before) is not None or (bool(inside) and inside[-1].strip("'\"") == value)
 
 
 def _mounts(content: dict[Any, Any]) -> Iterator[str]:
-    """What goes up from this machine that is nobody else's."""
+    """Yield a sentence for each private file of this machine that would be copied to the hosts."""
     folder = False
     for remote, local in _mapping(content.get("file_mounts")).items():
         path = Path(os.path.abspath(Path(str(local)).expanduser()))
         homes = {name: Path(name).expanduser() for name in PRIVATE}
-        if held := [name for name, home in homes.items() if path.is_relative_to(home) or home.is_relative_to(path)]:
-            yield f"file_mounts.{remote} would take {local} up, and secrets in {held[0]}: mount ~/.fedcommons alone."
+        if secret := [name for name, home in homes.items() if path.is_relative_to(home) or home.is_relative_to(path)]:
+            yield f"file_mounts.{remote} would take {local} up, and secrets in {secret[0]}: mount ~/.fedcommons alone."
         if path.name.startswith(".env"):
             yield f"file_mounts.{remote} would take {local} up: such files hold passwords."
         folder = folder or path.name != ".fedcommons"
@@ -182,8 +182,8 @@ def _schema(content: dict[Any, Any]) -> Iterator[str]:
     try:
         validate_config(prepare_config(content))
     except Exception as error:  # ValueError, jsonschema's ValidationError, KeyError
-        said = str(error).strip().partition("\n")[0].rstrip(".")
-        yield f"Ray refuses it: {said or type(error).__name__}."
+        message = str(error).strip().partition("\n")[0].rstrip(".")
+        yield f"Ray refuses it: {message or type(error).__name__}."
 
 
 def main(argv: list[str]) -> int:
@@ -198,13 +198,13 @@ def main(argv: list[str]) -> int:
         user = "docker build" if docker else "ray up"
         try:
             text = Path(name).read_text(encoding="utf-8")
-            said = base_flaws(text, template) if docker else flaws(yaml.safe_load(text), template)
+            problems = base_flaws(text, template) if docker else flaws(yaml.safe_load(text), template)
         except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:  # a list may hold itself
-            said = [f"it cannot be read ({' '.join(str(error).split())})."]
-        for sentence in said:
+            problems = [f"it cannot be read ({' '.join(str(error).split())})."]
+        for sentence in problems:
             print(f"error: {name}: {sentence}", file=sys.stderr)
-        wrong += bool(said)
-        if not said:
+        wrong += bool(problems)
+        if not problems:
             print(f"{name}: {user} can use it{' once its placeholders are replaced' if template else ''}.")
     return 2 if wrong else 0
 

@@ -70,9 +70,9 @@ class Lab:
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(words, 255, "", "no answer within 120 s")
 
-    def answer(self, host: str, script: str, before: str = "", **given: Any) -> Any:
-        """Run a Python script on a host, with the variable ``given``, and return the answer that the script prints."""
-        done = self.ssh(host, f"{before} exec python3 -", f"given = {dict(given, mark=MARK)!r}\n{script}")
+    def answer(self, host: str, script: str, before: str = "", **values: Any) -> Any:
+        """Run a Python script on a host, with the variable ``values``, and return the answer that the script prints."""
+        done = self.ssh(host, f"{before} exec python3 -", f"values = {dict(values, mark=MARK)!r}\n{script}")
         _, mark, answer = done.stdout.rpartition(MARK)
         if mark:
             return json.loads(answer.partition("\n")[0])
@@ -91,17 +91,17 @@ def lab(words: Sequence[str]) -> Lab:
     Raises:
         LackError: a variable is unknown or has an invalid value, or a host has no usable address.
     """
-    known = {"USER": getpass.getuser(), "KEY": "", "OUT": "", "PORT": "6379", "DASHBOARD": "", "HOSTS": None}
+    defaults = {"USER": getpass.getuser(), "KEY": "", "OUT": "", "PORT": "6379", "DASHBOARD": "", "HOSTS": None}
     values = {name: value for name, _, value in (word.partition("=") for word in words) if name not in MAKES}
-    if unknown := sorted(values.keys() - known.keys()):
-        near = get_close_matches(unknown[0].upper(), known, 1)
+    if unknown := sorted(values.keys() - defaults.keys()):
+        near = get_close_matches(unknown[0].upper(), defaults, 1)
         advice = (
             f"did you mean {near[0]}?"
             if near
             else 'it takes HOSTS="a b" (in quotes), USER, KEY, OUT, PORT and DASHBOARD.'
         )
         raise LackError(f"make cluster has no variable {unknown[0]}; {advice}")
-    user, key, out, port, dashboard, hosts = (known | values).values()
+    user, key, out, port, dashboard, hosts = (defaults | values).values()
     if hosts is None:
         raise LackError(
             'HOSTS is missing: name the head and the workers (HOSTS="a b"), or this machine alone (HOSTS="").'
@@ -170,12 +170,12 @@ def describe(lab: Lab) -> dict[str, Any]:
             lacks.append(str(error))
 
     with ThreadPoolExecutor(8) as pool:
-        found = {head: ask(head), **dict(zip(workers, pool.map(ask, workers), strict=True))}
-    if found[head] and lab.out:
+        reports = {head: ask(head), **dict(zip(workers, pool.map(ask, workers), strict=True))}
+    if reports[head] and lab.out:
         lab.ssh(head, f"rm -f {shlex.quote(marker)}")
     if lacks:
         raise LackError(*lacks)
-    return found
+    return reports
 
 
 def kind(facts: Mapping[str, Any]) -> str:
@@ -187,22 +187,22 @@ def kind(facts: Mapping[str, Any]) -> str:
         return f"{cpu_kind.cpu(Path(file.name))} ({machine})"
 
 
-def packages_lack(found: Mapping[str, Any]) -> bool:
+def packages_lack(reports: Mapping[str, Any]) -> bool:
     """Return whether hosts lack a package, or have it in different versions."""
-    return None in (packages := [facts["packages"] for facts in found.values()])[0].values() or any(
+    return None in (packages := [facts["packages"] for facts in reports.values()])[0].values() or any(
         each != packages[0] for each in packages
     )
 
 
-def lacks(lab: Lab, found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one sentence per requirement that a host does not meet. found: see ``describe``."""
-    head = next(iter(found))
-    installs = packages_lack(found)
-    for host, facts in found.items():
+def lacks(lab: Lab, reports: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one sentence per requirement that a host does not meet. reports: see ``describe``."""
+    head = next(iter(reports))
+    installs = packages_lack(reports)
+    for host, facts in reports.items():
         if tuple(map(int, facts["python"].split("."))) < (3, 11):
             yield f"host {host} has Python {facts['python']}, and fedcommons needs 3.11 or newer."
-        elif facts["python"] != found[head]["python"]:
-            yield f"host {host} has Python {facts['python']}, and {head} {found[head]['python']}; install the same."
+        elif facts["python"] != reports[head]["python"]:
+            yield f"host {host} has Python {facts['python']}, and {head} {reports[head]['python']}; install the same."
         if installs and not facts["venv"]:
             yield f"host {host} cannot create a virtual environment; install python{facts['python']}-venv there."
         for tool in facts["tools"]:

@@ -1,4 +1,4 @@
-"""Describe a host to cluster/up.py, which sends this file over SSH after a line that sets ``given``.
+"""Describe a host to cluster/up.py, which sends this file over SSH after a line that sets ``values``.
 
 The script runs with the host's Python, and imports the standard library only.
 """
@@ -17,7 +17,7 @@ import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
 
-given = globals().get("given", {})
+values = globals().get("values", {})
 
 
 def installed(name):
@@ -64,8 +64,8 @@ def rays():
         try:
             with open(f"{folder}/cmdline", "rb") as file, open(f"{folder}/stat", "rb") as facts:
                 line = file.read() if os.stat(folder).st_uid == os.getuid() else b""
-                if found := re.findall(rb"--gcs(?:_server_port=|-address=[^\0]*:)(\d+)\0", line):
-                    ports[os.path.basename(folder)] = {*map(int, found)}
+                if matches := re.findall(rb"--gcs(?:_server_port=|-address=[^\0]*:)(\d+)\0", line):
+                    ports[os.path.basename(folder)] = {*map(int, matches)}
                 if re.match(rb"ray::(?!IDLE|DashboardAgent|RuntimeEnvAgent)", line):  # a task or an actor
                     parents.add(facts.read().rpartition(b")")[2].split()[1].decode())
         except OSError:  # the process has ended
@@ -77,11 +77,11 @@ def rays():
 def ssh_port(address):
     """Return the port for SSH to an address; ~/.ssh/config may name another one than 22."""
     try:
-        said = subprocess.run(["ssh", "-G", address], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+        config = subprocess.run(["ssh", "-G", address], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
     except OSError:  # this host has no ssh, which ``tools`` reports
-        said = ""
-    found = re.search(r"^port (\d+)$", said, re.MULTILINE)
-    return int(found[1]) if found else 22
+        config = ""
+    match = re.search(r"^port (\d+)$", config, re.MULTILINE)
+    return int(match[1]) if match else 22
 
 
 def describe(names, out, marker, port, is_head, address, others, ssh):
@@ -107,5 +107,5 @@ def describe(names, out, marker, port, is_head, address, others, ssh):
     }
 
 
-if given:
-    print(given.pop("mark") + json.dumps(describe(**given)))
+if values:
+    print(values.pop("mark") + json.dumps(describe(**values)))

@@ -64,12 +64,12 @@ class Commands(CommandRunnerInterface):
 def processes() -> list[psutil.Process]:
     """Return the processes of this user's Ray at ``PORT`` on this machine, and their descendants."""
     marks = {f"--gcs_server_port={PORT}", f"--gcs-address=127.0.0.1:{PORT}", f"--address=127.0.0.1:{PORT}"}
-    user, found = os.getuid(), list[psutil.Process]()
+    user, result = os.getuid(), list[psutil.Process]()
     for process in psutil.process_iter(["cmdline", "uids"]):
         with suppress(psutil.NoSuchProcess):  # the process may have ended
             if process.info["uids"].real == user and not marks.isdisjoint(process.info["cmdline"] or ()):
-                found += [process, *process.children(recursive=True)]
-    return found
+                result += [process, *process.children(recursive=True)]
+    return result
 
 
 def stop() -> bytes:

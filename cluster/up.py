@@ -26,7 +26,7 @@ import yaml
 from cluster.lab import BUSY, Lab, LackError, describe, kind, lab, lacks, packages_lack
 from cluster.probe import accepts, rays
 
-ROOT, MINE = Path(__file__).resolve().parents[1], "my_cluster.yaml"
+ROOT, CONFIG = Path(__file__).resolve().parents[1], "my_cluster.yaml"
 RAY = str(Path(sys.executable).parent / "ray")
 
 JOIN_S = 900
@@ -40,7 +40,7 @@ ENVIRONMENT = ". ~/fedcommons/cluster/environment.sh && export RAY_ADDRESS=auto 
 NODES = """
 import json, ray
 ray.init(log_to_driver=False, logging_level="ERROR")
-print(given["mark"] + json.dumps([node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]]))
+print(values["mark"] + json.dumps([node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]]))
 """
 
 
@@ -72,7 +72,7 @@ def has_secrets(lab: Lab) -> bool:
 
 
 def start(lab: Lab) -> None:
-    """Check the hosts, write ``MINE``, start the cluster, and wait until all hosts have joined.
+    """Check the hosts, write ``CONFIG``, start the cluster, and wait until all hosts have joined.
 
     Raises:
         LackError: hosts lack something, Ray's launcher fails, or a host does not join.
@@ -85,11 +85,11 @@ def start(lab: Lab) -> None:
         _ray("up", "-y", "--no-config-cache", "ray_cluster.yaml")
         return
     require_no_other_cluster(lab)
-    found = describe(lab)
-    if lacking := [*lacks(lab, found)]:
+    reports = describe(lab)
+    if lacking := [*lacks(lab, reports)]:
         raise LackError(*lacking)
-    head, kinds = next(iter(found)), {host: kind(facts) for host, facts in found.items()}
-    for host in (host for host in found if kinds[host] != kinds[head]):
+    head, kinds = next(iter(reports)), {host: kind(facts) for host, facts in reports.items()}
+    for host in (host for host in reports if kinds[host] != kinds[head]):
         print(f"note: host {host} has CPU {kinds[host]}, {head} has {kinds[head]}: a sweep uses the hosts of one kind.")
     if not lab.out:
         print("note: OUT is not set, so sweeps need --storage to share results between hosts.")
@@ -97,11 +97,11 @@ def start(lab: Lab) -> None:
         subprocess.run(["sh", str(ROOT / "cluster" / "secrets.sh"), *lab.hosts.values()], check=True)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=ROOT, prefix=".my_cluster", delete=False) as file:
         file.write("# Written by make cluster from ray_cluster.yaml.\n")
-        yaml.safe_dump(content(lab, packages_lack(found)), file, sort_keys=False, width=1000)
-    os.replace(file.name, ROOT / MINE)
-    print(f"Starting Ray on {', '.join(found)} ...", flush=True)
-    _ray("up", "-y", "--no-config-cache", MINE, is_quiet=True)
-    deadline, missing = time.monotonic() + JOIN_S, {facts["name"]: host for host, facts in found.items()}
+        yaml.safe_dump(content(lab, packages_lack(reports)), file, sort_keys=False, width=1000)
+    os.replace(file.name, ROOT / CONFIG)
+    print(f"Starting Ray on {', '.join(reports)} ...", flush=True)
+    _ray("up", "-y", "--no-config-cache", CONFIG, is_quiet=True)
+    deadline, missing = time.monotonic() + JOIN_S, {facts["name"]: host for host, facts in reports.items()}
     while missing := {n: h for n, h in missing.items() if n not in lab.answer(head, NODES, ENVIRONMENT)}:
         if time.monotonic() > deadline:
             raise LackError(
@@ -112,17 +112,17 @@ def start(lab: Lab) -> None:
             )
         time.sleep(3)
     print(
-        f"Ray runs on {', '.join(found)}. Start a sweep with `ray exec {MINE} ...`; end Ray with `make cluster-stop`."
+        f"Ray runs on {', '.join(reports)}. Start a sweep by `ray exec {CONFIG} ...`; end Ray by `make cluster-stop`."
     )
 
 
 def require_no_other_cluster(lab: Lab) -> None:
-    """Check that the user's Ray of ``MINE`` runs on no host outside ``lab``, which ``stop`` would no longer reach.
+    """Check that the user's Ray of ``CONFIG`` runs on no host outside ``lab``, which ``stop`` would no longer reach.
 
     Raises:
         LackError: Ray runs on such a host.
     """
-    if (ROOT / MINE).exists():
+    if (ROOT / CONFIG).exists():
         old, _ = started()
         head, *_ = old.hosts
         is_ray = f"[ -O $p ] && grep -qsa '[-]-gcs-address={head}:' $p/cmdline"  # -O: a process of the user
@@ -135,19 +135,19 @@ def require_no_other_cluster(lab: Lab) -> None:
 
 
 def started() -> tuple[Lab, dict[str, Any]]:
-    """Return the hosts of ``MINE`` by their addresses, and its content.
+    """Return the hosts of ``CONFIG`` by their addresses, and its content.
 
     Raises:
         LackError: the file is missing or damaged.
     """
-    if not (ROOT / MINE).exists():
-        raise LackError(f'{MINE} is missing: `make cluster HOSTS="a b"` writes it.')
+    if not (ROOT / CONFIG).exists():
+        raise LackError(f'{CONFIG} is missing: `make cluster HOSTS="a b"` writes it.')
     try:
-        file = yaml.safe_load((ROOT / MINE).read_text(encoding="utf-8"))
+        file = yaml.safe_load((ROOT / CONFIG).read_text(encoding="utf-8"))
         addresses = [file["provider"]["head_ip"], *file["provider"]["worker_ips"]]
         user, key = file["auth"]["ssh_user"], file["auth"].get("ssh_private_key", "")
     except (yaml.YAMLError, ValueError, LookupError, TypeError):
-        raise LackError(f"{MINE} is damaged; remove the file, and end Ray on each host by `ray stop`.") from None
+        raise LackError(f"{CONFIG} is damaged; remove the file, and end Ray on each host by `ray stop`.") from None
     return Lab({address: address for address in addresses}, user, key, "", 0), file
 
 
@@ -167,15 +167,15 @@ def sync() -> None:
 
 
 def stop() -> None:
-    """End the cluster of ``MINE``, and that of this machine; `ray down` alone leaves processes on the workers.
+    """End the cluster of ``CONFIG``, and that of this machine; `ray down` alone leaves processes on the workers.
 
     Raises:
         LackError: a command of Ray fails, or a host does not answer.
     """
     hosts, silent = list[str](), list[str]()
-    if (ROOT / MINE).exists():
+    if (ROOT / CONFIG).exists():
         lab, _ = started()
-        _ray("down", "-y", MINE, is_quiet=True)
+        _ray("down", "-y", CONFIG, is_quiet=True)
         hosts = [*lab.hosts]
         silent = [host for host in hosts if lab.ssh(host, "ray stop").returncode]
     _ray("down", "-y", "ray_cluster.yaml", is_quiet=True)

@@ -213,7 +213,7 @@ def test_an_answer_is_read_after_any_text_of_the_login_and_an_error_names_the_ho
         ssh.write_text(f"#!/bin/sh\n{line}\n")
         ssh.chmod(0o700)
         with pytest.raises(up.LackError, match=message) if message else nullcontext():
-            assert lab.answer("a", "print(given['mark'] + given['x'])", x="[1]") == [1]
+            assert lab.answer("a", "print(values['mark'] + values['x'])", x="[1]") == [1]
 
 
 @pytest.mark.parametrize("text", ["", "{a: [", "provider: {head_ip: 10.0.0.1}"])
