@@ -77,7 +77,11 @@ def test_the_kind_with_most_cores_or_gpus_or_that_the_user_names_is_chosen(monke
     for nodes, choice, message in (
         (MIXED, "bb", r"'bb'; did you mean 'b'\? The nodes have a, b\."),
         ([node()], "b", "No node of Ray has a label"),
-        ([*OLD, node("b", torch="0.9")], "b", r"host h2: torch is 0\.9, but .* here"),
+        (
+            [*OLD, node("b", torch="0.9"), node("b", torch="0.9", cores=9, alive=False)],
+            "b",
+            r"host h2: torch is 0\.9, but .* here",
+        ),
     ):
         monkeypatch.setenv(CHOICE, choice)
         with pytest.raises(UserError, match=message):

@@ -86,7 +86,8 @@ def choose_kind(nodes: Sequence[Mapping[str, Any]], gpus: float) -> dict[str, st
     """
     room, requested = Counter[tuple[str, ...]](), os.environ.get(CHOICE)
     names = (CPU, TORCH, GPU) if gpus else (CPU, TORCH)
-    for node in _working(nodes, "GPU" if gpus else "CPU"):
+    working = _working(nodes, "GPU" if gpus else "CPU")
+    for node in working:
         kind = tuple(node["Labels"].get(name, "") for name in names)
         room[kind] += node["Resources"]["GPU" if gpus else "CPU"]
     room = Counter({kind: n for kind, n in room.items() if kind[0]})
@@ -98,8 +99,9 @@ def choose_kind(nodes: Sequence[Mapping[str, Any]], gpus: float) -> dict[str, st
         raise UserError(f"{CHOICE}: no node is of the kind {requested!r}{nearest(requested, cpus)} {nodes_sentence}")
     ours, wanted = _label(version("torch")), {kind: n for kind, n in room.items() if requested in (None, "", kind[0])}
     if not (fitting := {kind: n for kind, n in wanted.items() if kind[1] == ours}):
-        theirs = ", ".join(sorted({kind[1] for kind in wanted}))
-        hosts = _hosts(n for n in nodes if any(_has(n, {CPU: kind[0], TORCH: kind[1]}) for kind in wanted))
+        theirs = ", ".join(sorted({kind[1] or "unlabelled" for kind in wanted}))
+        kinds = {kind[:2] for kind in wanted}
+        hosts = _hosts(n for n in working if (n["Labels"].get(CPU), n["Labels"].get(TORCH, "")) in kinds)
         raise UserError(f"host {hosts}: torch is {theirs}, but {ours} here; install the same everywhere.")
     best = min(fitting, key=lambda kind: (-fitting[kind], kind))
     return {name: value for name, value in zip(names, best, strict=True) if value}
