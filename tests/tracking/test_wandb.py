@@ -23,11 +23,13 @@ import fedcommons
 from fedcommons import Experiment, UserError
 from fedcommons.config import presets
 from fedcommons.config.dotted import choose, override
+from fedcommons.federation import hosts
 from fedcommons.runs import experiment
 from fedcommons.tracking.run_folder import read_rounds as lines
 from fedcommons.tracking.wandb_media import KEYS
 from fedcommons.tracking.wandb_tracker import IID
 from fedcommons.tune.sweep import tracked
+from fedcommons.tune.sweep_folder import require_shared
 
 if TYPE_CHECKING:
     from conftest import WandbFile
@@ -177,8 +179,9 @@ def test_an_interruption_while_the_trackers_begin_ends_the_wandb_run(config: Exp
 
 
 def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(
-    wandb_online: "Server", tmp_path: Path, wandb_file: Reader, capsys: pytest.CaptureFixture[str]
-) -> None:
+    wandb_online: "Server", tmp_path: Path, wandb_file: Reader, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """A run that the server refuses stays offline, and a sweep says so before any run."""
     online = {"wandb": "online", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
     fields = {**online, "setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "made")}
@@ -200,7 +203,13 @@ def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(
     assert wandb_online.streams[-1]["complete"] is True
     of_sweep = {"tracking.wandb": "online", "tracking.group": None}
     assert tracked(of_sweep, tmp_path)["tracking.wandb"] == "online"
+    logins = list[Callable[[], str]]()
+    monkeypatch.setattr(hosts, "require_alike", lambda *arguments: logins.append(arguments[-1]))
+    require_shared({}, [None], [], tmp_path, makes_artifacts=False, online=True)
+    monkeypatch.delenv("WANDB_BASE_URL")  # as on another host
+    assert logins[0]() == ""
     wandb_online.refuses = True
+    assert logins[0]()
     assert tracked(of_sweep, tmp_path)["tracking.wandb"] == "offline"
     assert "permission denied" in capsys.readouterr().out
     fedcommons.run(fedcommons.experiment("smoke", values=online), tmp_path / "refused", say=messages.append)

@@ -257,11 +257,13 @@ def logged_in() -> bool:
     return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(wandb.setup().settings.base_url))
 
 
-def flaw_of_login() -> str:
+def flaw_of_login(url: str | None = None) -> str:
     """Return why W&B's server would refuse this machine's runs; "" if it accepts them.
 
-    A server that does not answer within 10 s counts as a flaw, too.
+    A server that does not answer within 10 s counts as a flaw, too. url: the server; None: that of this machine's W&B.
     """
+    if url:
+        os.environ["WANDB_BASE_URL"] = url
     if not logged_in():
         return "there is no login (set WANDB_API_KEY or run `wandb login`)"
     with tempdirs.tempdir():

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from fedcommons.federation import hosts
@@ -85,7 +86,8 @@ def require_shared(
     remote = dict.fromkeys(storage for storage in storages if storage is not None)
     shared += [("--storage", Path(storage)) for storage in remote if not object_store.is_url(storage)]
     advice = "" if remote else ", or name a storage that keeps the runs (--storage)"
-    hosts.require_alike(pin, shared, advice, flaw_of_login if online and logged_in() else None)
+    login = partial(flaw_of_login, os.environ.get("WANDB_BASE_URL"))  # runs on other hosts get this variable, too
+    hosts.require_alike(pin, shared, advice, login if online and logged_in() else None)
 
 
 def _stranger(out: Path) -> str | None:
