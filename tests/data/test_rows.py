@@ -22,6 +22,7 @@ from lightning_modules.classifier import IGNORED
 USER_FILE = """
 import numpy as np
 import torch
+from lightning_modules import Classifier
 from pytorch_lightning import LightningModule
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
@@ -124,6 +125,14 @@ class Linear(nn.Module):
 
 class Whole(LightningModule):
     def training_step(self, batch, number): ...
+
+
+class OtherLoss(Classifier):
+    def __init__(self):
+        super().__init__(Padded(None, 3), lr=0.1)
+
+    def training_step(self, batch, number):
+        raise RuntimeError("a fault of another loss")
 """
 ROWS = {
     "named": "Bag", "pair": "Bag", "named_rows": "Bag", "ragged": "Padded", "named_ragged": "Bag", "Collated": "Bag",
@@ -261,6 +270,7 @@ COMMANDS = {
     "logits per example": (
         "--data=mine.py:tags --model=mine.py:Padded --partition=iid", "(2, 3), and whole numbers (2, 5) as labels"
     ),
+    "another loss": ("--data=mine.py:tags --model=mine.py:OtherLoss --partition=iid", "a fault of another loss"),
     "a partition by class": ("--data=mine.py:tags --model=mine.py:Tagger", "iid"),
     "a method by class": ("--data=mine.py:tags --model=mine.py:Tagger --partition=iid --algorithm=fedgen", "fedgen"),
     "a method of features": ("--data=mine.py:tags --model=mine.py:Tagger --partition=iid --algorithm=moon", "moon"),
