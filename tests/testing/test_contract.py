@@ -69,7 +69,9 @@ def test_an_algorithm_need_not_be_a_dataclass_and_its_error_is_reported_with_its
     def merge(*args: object) -> None:
         raise ZeroDivisionError("of no avail")
 
-    plain: Any = SimpleNamespace(**{name: getattr(FEDAVG, name) for name in ("start", "down", "client", "merge")})
+    plain: Any = SimpleNamespace(
+        **{name: getattr(FEDAVG, name) for name in ("start", "down", "client", "merge")}, share=None
+    )
     names = ["two_rounds_keep_names_shapes_and_types", "late_clients_by_any_rule_break_no_promise"]
     check_algorithm(plain, local=SHORT, only=[*names, "its_work_can_be_priced"])
     plain.merge = merge
@@ -79,6 +81,6 @@ def test_an_algorithm_need_not_be_a_dataclass_and_its_error_is_reported_with_its
     with pytest.raises(UserError, match=r"FedAvg\(\), got the class FedAvg"):
         check_algorithm(FedAvg)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="constant share"):
-        check_algorithm(SimpleNamespace(**vars(plain), share=0.5))  # pyright: ignore[reportArgumentType]
+        check_algorithm(SimpleNamespace(**vars(plain) | {"share": 0.5}))  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="did you mean 'the_loss_falls'"):
         check_algorithm(plain, only="the_loss_fals")
