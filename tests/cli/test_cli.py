@@ -93,7 +93,7 @@ REFUSED = r"""
 --dp.local true --client.precision fp16-mixed -> client.precision must be dp.local
 --dp.local true --client.accumulate 2 -> client.accumulate must be 1 with dp.local, got 2
 --client.batched true --model.batch_norm true -> client.batched model cnn: statistics
---client.batched true --dp.local true -> client.batched needs dp.local false
+--client.batched true --dp.local true -> client.batched cannot be used with dp.local
 --client.batched true --algorithm feddm -> client.batched changes nothing for feddm
 --client.graphs true --client.batched true -> client.graphs needs client.batched false
 --client.graphs true --client.optimizer adam -> client.graphs model cnn: optimizer is Adam
