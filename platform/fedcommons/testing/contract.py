@@ -88,8 +88,7 @@ def check_algorithm(
         checks[check_device.__name__] = lambda a, _: check_device(a, normed)
     if private:
         checks[what_leaves_a_client_moves_as_declared.__name__] = what_leaves_a_client_moves_as_declared
-    violations: list[str] = []
-    errors: list[BaseException | None] = []
+    violations, errors = list[str](), list[BaseException | None]()
     for name, check in checks.items():
         try:
             check(algorithm, local)
