@@ -24,7 +24,7 @@ USED: dict[str, dict[str, Any]] = {
 REFUSED = {
     "dp.central": "federation.weighting federation.max_norm federation.aggregation attack.name scaffold fedbuff",
     "fedbuff": "communication.compress federation.aggregation attack.name federation.sampling straggler",
-    "scaffold": "federation.aggregation attack.name fedbuff", "dp.local": "client.batched",
+    "scaffold": "federation.aggregation attack.name", "dp.local": "client.batched",
     "straggler": "federation.sampling",
 }  # fmt: skip
 """Option or method -> what it cannot be used with; all other pairs are allowed."""

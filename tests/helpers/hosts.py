@@ -54,18 +54,18 @@ import json, socket, ssl, sys
 START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /get_runtime_envs_info HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
-def answer(port, tls, said):
+def answer(port, tls, request):
     try:
         with socket.create_connection((sys.argv[1], port), 10) as plain:
             plain.settimeout(10)
             if not tls:
-                plain.sendall(said)
+                plain.sendall(request)
                 return plain.recv(100)
             context = ssl.create_default_context()
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             context.set_alpn_protocols(["h2"])
             with context.wrap_socket(plain) as inside:
-                inside.sendall(said)
+                inside.sendall(request)
                 return inside.recv(100)
     except (ssl.SSLError, ConnectionError):
         return b""
