@@ -15,5 +15,5 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME/.fedcommons/auth_token"
 export RAY_USE_TLS=1 RAY_TLS_SERVER_CERT="$HOME/.fedcommons/node.crt"
 export RAY_TLS_SERVER_KEY="$HOME/.fedcommons/node.key" RAY_TLS_CA_CERT="$HOME/.fedcommons/node.crt"
 export RAY_USAGE_STATS_ENABLED=0 RAY_max_direct_call_object_size=4194304
-# Ray would export metrics to everybody if prometheus_client (ray[default]) is installed. No server can start at port -1.
+# With prometheus_client (of ray[default]), Ray would serve metrics on all network interfaces; at port -1, no server starts.
 export RAY_enable_metrics_collection=0 AUTOSCALER_METRIC_PORT=-1 DASHBOARD_METRIC_PORT=-1

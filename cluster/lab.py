@@ -32,7 +32,7 @@ OPTIONS = (
 )
 """Options of SSH: those of Ray's launcher, no questions, and no message of its own."""
 
-BUSY = "the start would end the sweep that runs there; wait, or run `make cluster-stop` first."
+RUNS_A_SWEEP = "the start would end the sweep that runs there; wait, or run `make cluster-stop` first."
 
 MARK = "\nfedcommons:"
 """Beginning of the line with a script's answer. A login shell may print other text, also without an end of line."""
@@ -212,7 +212,7 @@ def lacks(lab: Lab, reports: Mapping[str, Any]) -> Iterator[str]:
         for port in facts["rays"]:
             yield f"host {host}: the start would end {lab.user}'s Ray at port {port}; end it first (`ray stop`)."
         if facts["works"]:
-            yield f"host {host}: {BUSY}"
+            yield f"host {host}: {RUNS_A_SWEEP}"
         for worker in facts["unreachable"]:
             yield (
                 f"host {worker} cannot be reached by SSH from the head, {host}, which starts the workers"

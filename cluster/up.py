@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from cluster.lab import BUSY, Lab, LackError, describe, kind, lab, lacks, packages_lack
+from cluster.lab import RUNS_A_SWEEP, Lab, LackError, describe, kind, lab, lacks, packages_lack
 from cluster.probe import accepts, rays
 
 ROOT, CONFIG = Path(__file__).resolve().parents[1], "my_cluster.yaml"
@@ -80,7 +80,7 @@ def start(lab: Lab) -> None:
     if not lab.hosts:
         if (works := rays().get(lab.port)) or (works is None and accepts("127.0.0.1", lab.port)):
             raise LackError(
-                f"host {socket.gethostname()}: {BUSY if works else f'another program uses port {lab.port}.'}"
+                f"host {socket.gethostname()}: {RUNS_A_SWEEP if works else f'another program uses port {lab.port}.'}"
             )
         _ray("up", "-y", "--no-config-cache", "ray_cluster.yaml")
         return

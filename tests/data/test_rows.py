@@ -268,7 +268,7 @@ COMMANDS = {
     "a network of the package": ("--data=mine.py:named --model=linear --partition=iid", "model.name linear"),
     "a LightningModule": ("--data=mine.py:named --model=mine.py:Whole --partition=iid", "plain network"),
     "logits per example": (
-        "--data=mine.py:tags --model=mine.py:Padded --partition=iid", "(2, 3), and whole numbers (2, 5) as labels"
+        "--data=mine.py:tags --model=mine.py:Padded --partition=iid", "(2, 3), and labels are whole numbers (2, 5)"
     ),
     "another loss": ("--data=mine.py:tags --model=mine.py:OtherLoss --partition=iid", "a fault of another loss"),
     "a partition by class": ("--data=mine.py:tags --model=mine.py:Tagger", "iid"),

@@ -80,7 +80,7 @@ def test_the_kind_with_most_cores_or_gpus_or_that_the_user_names_is_chosen(monke
         (
             [*OLD, node("b", torch="0.9"), node("b", torch="0.9", cores=9, alive=False)],
             "b",
-            r"host h2: torch is 0\.9, but .* here",
+            r"host h2 has torch 0\.9, and this machine",
         ),
     ):
         monkeypatch.setenv(CHOICE, choice)
@@ -92,7 +92,7 @@ def test_resources_and_words_are_of_the_chosen_nodes() -> None:
     assert cpu_kind.resources(MIXED, {CPU: "a"})["CPU"] == 4
     assert cpu_kind.resources(OLD, cpu_kind.choose_kind(OLD, 0))["CPU"] == 2
     assert cpu_kind.describe_nodes(MIXED, cpu_kind.choose_kind(MIXED, 0)) == (
-        f"2 node(s) a, not on host h3 (b with torch {OURS}), not on host h99 (unlabelled with torch unlabelled)"
+        f"2 node(s) a; not used: host h3 (b with torch {OURS}); not used: host h99 (unlabelled with torch unlabelled)"
     )
     assert cpu_kind.describe_nodes([node(), node()], {}) == "2 node(s)"
 
@@ -180,7 +180,7 @@ def test_two_ray_nodes_give_the_bits_of_one_process_on_nodes_of_one_kind_and_act
     results = json.loads((tmp_path / "found.json").read_text())
     assert [labels for labels, *_ in results["actors"]] == [HERE] * 2
     assert len({node for _, node, _ in results["actors"]}) == 2
-    assert results["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {cpu_kind.cpu()}, not on")
+    assert results["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {cpu_kind.cpu()}; not used: host ")
     assert "federation.transport fast" in results["fast"]
     assert "Ray has 2, room for 2 such actors" in results["too many"]
     assert all(words in results["too many on a GPU"] for words in ("room for 2", "a smaller federation.gpus_per_actor"))

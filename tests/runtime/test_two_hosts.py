@@ -215,7 +215,7 @@ def test_a_sweep_runs_on_both_hosts_of_one_kind_and_ends_at_the_bits_of_one_proc
     assert again.stderr.count("the start would end the sweep") == 2
     assert not any(line.startswith("ray::ImplicitFunc") for line in processes(lab.other))
     assert lab.worker.run("pkill", "-CONT", "-f", "^ray::ImplicitFunc").returncode == 0
-    assert f"2 node(s) {cpu_kind.cpu()}, not on host other (amd-23-49-avx2 with torch" in ends(process)
+    assert f"2 node(s) {cpu_kind.cpu()}; not used: host other (amd-23-49-avx2 with torch" in ends(process)
     assert results(lab.shared / "table1") == results(reference)
     for path in (lab.shared / "table1").rglob("environment.json"):
         assert json.loads(path.read_text())["cpu_kinds"] == [cpu_kind.cpu()]

@@ -145,8 +145,8 @@ def require_ready(markers: Sequence[tuple[str, str]], advice: str, login: Callab
     require_room([(option, os.path.dirname(marker)) for option, marker in markers])
     if login is not None and (flaw := login()):
         raise UserError(
-            f"--wandb online: host {socket.gethostname()}: {flaw}; run `wandb login` there, set WANDB_API_KEY where "
-            "Ray is started, or use --wandb offline."
+            f"--wandb online: host {socket.gethostname()}: {flaw}; repair the login there (WANDB_API_KEY must "
+            "be set before Ray starts), or use --wandb offline."
         )
 
 

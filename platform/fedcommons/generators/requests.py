@@ -123,7 +123,7 @@ class GenerationRequest:
 
     @cached_property
     def images_key(self) -> str:
-        """Return the key of the drawn images in the artifact store."""
+        """Return the key of the synthetic images in the artifact store."""
         return key_of(self.images_facts)
 
     @cached_property

@@ -148,8 +148,8 @@ def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice:
         shape = tuple(getattr(module(batch[0]), "shape", ()))
         if is_by_position and shape[2:] != y.shape[1:]:
             raise ValueError(
-                f"forward returns {shape}, and whole numbers {tuple(y.shape)} as labels are a class per position, for "
-                "which logits are (n, classes, ...); labels of several tasks are floats"
+                f"forward returns {shape}, and labels are whole numbers {tuple(y.shape)}, a class per position, which "
+                "needs logits (n, classes, ...); for several tasks per example, convert the labels to floats"
             ) from error
         if not (n_classes and len(shape) == 2 and shape[1] < n_classes):
             raise

@@ -102,7 +102,7 @@ def choose_kind(nodes: Sequence[Mapping[str, Any]], gpus: float) -> dict[str, st
         theirs = ", ".join(sorted({kind[1] or "unlabelled" for kind in wanted}))
         kinds = {kind[:2] for kind in wanted}
         hosts = _hosts(n for n in working if (n["Labels"].get(CPU), n["Labels"].get(TORCH, "")) in kinds)
-        raise UserError(f"host {hosts}: torch is {theirs}, but {ours} here; install the same everywhere.")
+        raise UserError(f"host {hosts} has torch {theirs}, and this machine {ours}; install the same everywhere.")
     best = min(fitting, key=lambda kind: (-fitting[kind], kind))
     return {name: value for name, value in zip(names, best, strict=True) if value}
 
@@ -122,7 +122,7 @@ def describe_nodes(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, st
     for node in (node for node in _working(nodes, "CPU") if not _has(node, selector)):
         names = (node["Labels"].get(name, "unlabelled") for name in (CPU, TORCH))
         others[" with torch ".join(names)].append(node)
-    unused = "".join(f", not on host {_hosts(them)} ({kind})" for kind, them in sorted(others.items()))
+    unused = "".join(f"; not used: host {_hosts(them)} ({kind})" for kind, them in sorted(others.items()))
     return f"{len(select_nodes(nodes, selector))} node(s){f' {selector[CPU]}' if selector else ''}{unused}"
 
 

@@ -157,8 +157,8 @@ class Adapted:
         _key_generators(keyed, seed)  # as in a new object, so that their state does not count as changed
         changes = changed(theirs, built)
         if names := lost_attributes(changes):
-            what = f"attributes that changed, or cannot be compared: {names}"
-            warn(f"{name_of(self.build)} has {what}; each round begins with a new object, without such changes")
+            text = "may have changed attributes that are lost, as each round begins with a new object"
+            warn(f"{name_of(self.build)} {text}: {names}")
         changes = {path: value for path, value in changes.items() if not lost_attributes({path: value})}
         work.load(flat(sent, "model"))
         with torch.no_grad():

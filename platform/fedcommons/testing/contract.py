@@ -74,7 +74,7 @@ def check_algorithm(
         raise UserError(f"check_algorithm takes an object such as {(n := algorithm.__name__)}(), got the class {n}.")
     optional = {name: getattr(algorithm, name, None) for name in KINDS["algorithm"].reserved}  # None: no such function
     if wrong := [name for name, value in optional.items() if not (value is None or callable(value))]:
-        raise UserError(f"{type(algorithm).__name__}: its constant {wrong[0]} has the name of an optional function.")
+        raise UserError(f"{type(algorithm).__name__}: rename the constant {wrong[0]}, an optional method's name.")
     names = [only] if isinstance(only, str) else list(only)
     if wrong := [name for name in names if name not in CHECKS]:
         raise unknown("check", wrong[0], CHECKS)

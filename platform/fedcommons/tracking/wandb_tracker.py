@@ -260,7 +260,8 @@ def logged_in() -> bool:
 def flaw_of_login(url: str | None = None) -> str:
     """Return why W&B's server would refuse this machine's runs; "" if it accepts them.
 
-    A server that does not answer within 10 s counts as a flaw, too. url: the server; None: that of this machine's W&B.
+    A server that does not answer within 10 s counts as a flaw, too. url: the server, also for
+    later calls in this process; None: that of this machine's W&B.
     """
     if url:
         os.environ["WANDB_BASE_URL"] = url
