@@ -13,6 +13,7 @@ import report_runs
 
 from fedcommons.cli.display import Display
 from fedcommons.errors import ClientError, DivergenceError
+from fedcommons.federation.client_block import NOT_FINITE
 from fedcommons.storage.error_file import leaving_errors
 from fedcommons.tune import learning_rates, sweep
 from fedcommons.tune.study import Entry
@@ -108,6 +109,11 @@ def test_a_diverged_value_is_worse_and_no_value_is_out_of_range(
     assert methods.methods([*argv, "--resume"]) == 0  # diverged trials run again, so that 0.2 is the best again
     assert sorted(played) == [("scaffold", 0.2, 1), ("scaffold", 0.4, 100)]
     assert "(seed 1)" not in (tmp_path / "a" / "methods.md").read_text()
+    summary = next((tmp_path / "a").glob("*lr0.2-seed0*")) / "summary.json"
+    rejected = [{"client": 4, "replies": 1, "why": f"delta {NOT_FINITE}"}]
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "rejected": rejected}))
+    assert methods.methods([*argv, "--resume"]) == 0  # a run with a client that diverged excludes its rates as well
+    assert "client.lr 0.2 (seed 0)" in (tmp_path / "a" / "methods.md").read_text()
     played.clear()
     assert methods.methods(command(tmp_path / "b", "--algorithms=fedavg", "--lrs=1e37,1e38")) == 0
     assert {rate for _, rate, _ in played} == {1e37, 1e38}

@@ -81,13 +81,14 @@ def plan(
     A line with tuning entries has no reported entry until its rates are chosen. Entries of a line without tuning
     entries are returned unchanged. Tuning entries have the label ``diverged``: the seeds whose runs diverged at the
     entry's rates.
-    tried: names of the runs that this call has already started. Only their divergence excludes rates, because runs that
+    A run has diverged if all replies of a round, or one reply of any round, were not finite.
+    tried: names of the runs that this call has already started. Only their failures exclude rates, because runs that
     failed in an earlier call are repeated first. None: every diverged run excludes its rates.
     """
 
     def is_diverged(entry: Entry) -> bool:
         is_counted = tried is None or entry.cell.name in tried
-        return is_counted and _has_diverged(out / entry.cell.name)
+        return (is_counted and _has_diverged(out / entry.cell.name)) or _has_diverged_clients(out / entry.cell.name)
 
     chosen = {line: _choose(of_line, out, score, is_diverged) for line, of_line in tuned_lines(entries).items()}
     planned = [entry for tuning, _ in chosen.values() for entry in tuning]
@@ -101,6 +102,14 @@ def plan(
 
 def _has_diverged(folder: Path) -> bool:
     return has_diverged(folder) and read_summary(folder) is None
+
+
+def _has_diverged_clients(folder: Path) -> bool:
+    """Return whether the run is finished and the server rejected a reply because it was not finite."""
+    from fedcommons.federation.client_block import NOT_FINITE
+
+    rejected = (read_summary(folder) or {}).get("rejected") or ()
+    return any(str(record.get("why")).endswith(NOT_FINITE) for record in rejected)
 
 
 def tuned_lines(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
