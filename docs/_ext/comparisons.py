@@ -184,8 +184,9 @@ def summary(page: str, docs: Path = DOCS) -> str:
         return ""
     plain, adjusted = (sum(p < LEVEL for p in each) for each in (values, holm(values)))
     return (
-        f"**Comparisons.** This page makes {len(values)} comparison{'s' * (len(values) > 1)}, paired by seed. Without "
-        f"adjustment, p < {LEVEL} in {plain} of them; after Holm's adjustment for their number, in {adjusted}."
+        f"**Comparisons.** The tables and claims of this page make {len(values)} comparison{'s' * (len(values) > 1)}, "
+        f"paired by seed. Without adjustment, p < {LEVEL} in {plain} of them; after Holm's adjustment for their "
+        f"number, in {adjusted}."
     )
 
 
