@@ -1,6 +1,6 @@
 """Files that ``sweeps/commons.py`` writes: a table and a decision tree for each alpha, CSV and pictures."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -46,10 +46,9 @@ def report(results: Results) -> Report | None:
     of_central = [accuracy for cell in central.cells for accuracy in cell.values("last_accuracy")]
     for cell in central.cells:
         facts = {"way": CENTRAL, "bound": False, "seeds": len(of_central), "rates": f"lr {value(cell, 'lr'):g}",
-                 "last_accuracy": fmean(of_central), "disclosed": 1.0,
-                 "budget": f"{value(cell, 'epochs'):.0f} epochs; accuracies of the last epoch",
-                 **_of_seeds(zip(cell.runs["seed"], of_central, strict=True))}  # fmt: skip
-        records.append({**dict.fromkeys(records[0]), **facts})
+                 "last_accuracy": fmean(of_central), "budget": f"{value(cell, 'epochs'):.0f} epochs"}  # fmt: skip
+        last = {f"{decide.OF_SEED}{seed}": each for seed, each in zip(cell.runs["seed"], of_central, strict=True)}
+        records.append({**dict.fromkeys(records[0]), **facts, **last, "disclosed": 1.0})
     notes = learning_rates.notes(entries)
     if central.about:
         notes.append(f"{CENTRAL if central.cells else f'No row {CENTRAL!r}'}: {central.about}.")
@@ -150,11 +149,7 @@ def _record(entry: "Measured", seconds: float, worst: Mapping[str, Any] | None) 
         "worst_high": high, "worst_case": worst and f"{worst['auc']:.2f} [{low:.2f}, {high:.2f}]",
         "budget": budget(entry.way, entry.config.flat),
     }  # fmt: skip
-    return {**record, **_of_seeds(row.best.items())}
-
-
-def _of_seeds(accuracies: Iterable[tuple[int, float]]) -> dict[str, float]:
-    return {f"{decide.OF_SEED}{seed}": accuracy for seed, accuracy in accuracies}
+    return {**record, **{f"{decide.OF_SEED}{seed}": value for seed, value in row.best.items()}}
 
 
 def _choice(options: parse.Options) -> str:
