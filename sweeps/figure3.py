@@ -105,7 +105,7 @@ def report(results: Results) -> Report:
     rows = tables.compared(pd.concat([runs, central], ignore_index=True))
     federated, of_central = (tables.records(frame, (*CSV, *others(rows[0]))) for frame in (runs, central))
     notes = [*footnotes(results, of_central), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
-    title = f"Test accuracy after round {results.configs[0].federation.rounds}, seeds {options.seeds}"
+    title = f"Accuracy after round {results.configs[0].federation.rounds}, one learning rate, seeds {options.seeds}"
     return Report(
         accuracy_table(rows, notes), [*federated, *of_central],
         {"preset": options.preset, "cells": federated, "central": of_central},

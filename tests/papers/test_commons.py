@@ -122,6 +122,7 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path, monkeypa
     alone, copies, once, feddm, of_central = lines.values()
     assert [float(row["rounds_with_clients"]) for row in (alone, copies, once, feddm)] == [2, 2, 0, 2]
     assert (of_central["bound"], of_central["seeds"], of_central["rates"]) == ("False", "1", "lr 0.1")
+    assert float(of_central["best_accuracy_seed0"]) == float(of_central["last_accuracy"])  # a page reads each seed's
     assert float(once["mb_a_round"]) == 0
     assert float(once["mb"]) == float(once["mb_once"]) > 0
     assert float(alone["mb"]) == pytest.approx(2 * float(alone["mb_a_round"]))

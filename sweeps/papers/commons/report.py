@@ -47,7 +47,8 @@ def report(results: Results) -> Report | None:
     for cell in central.cells:
         facts = {"way": CENTRAL, "bound": False, "seeds": len(of_central), "rates": f"lr {value(cell, 'lr'):g}",
                  "last_accuracy": fmean(of_central), "budget": f"{value(cell, 'epochs'):.0f} epochs"}  # fmt: skip
-        records.append({**dict.fromkeys(records[0]), **facts})
+        last = {f"{decide.OF_SEED}{seed}": each for seed, each in zip(cell.runs["seed"], of_central, strict=True)}
+        records.append({**dict.fromkeys(records[0]), **facts, **last, "disclosed": 1.0})
     notes = learning_rates.notes(entries)
     if central.about:
         notes.append(f"{CENTRAL if central.cells else f'No row {CENTRAL!r}'}: {central.about}.")

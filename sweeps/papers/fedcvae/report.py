@@ -58,7 +58,7 @@ def notes(results: Results) -> list[str]:
         f"{options['client.epochs']} local epochs per round, the other methods have all epochs in one round.",
         grid.method_note(results.configs),
         f"Rate: learning rate client.lr, chosen among {options.rates} by the highest validation accuracy after the "
-        "last round (mean over seeds; in a tie the smaller). FedCVAE has the learning rates of its paper.",
+        "last round (mean over the table's seeds; in a tie the smaller). FedCVAE has the learning rates of its paper.",
         "Accuracy after the last round on test data, which were not used for any choice. Intervals: Student's t, for "
         "the mean over seeds and for differences paired by seed.",
         "MB: 10^6 bytes of all clients in all rounds. Disclosed: share of all examples that a client disclosed to "

@@ -189,7 +189,7 @@ def notes(results: Results) -> list[str]:
         "over seeds.",
         "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr; REAL has none. "
         "If several were tried, each row has the one with the highest validation accuracy after the last round (mean "
-        "over seeds; in a tie the smaller). Test data were not used for this choice.",
+        "over the table's seeds; in a tie the smaller). Test data were not used for this choice.",
         *([] if server is None else [f"FedDM and REAL train the server model with feddm.server_lr {server:g}, which "
                                      "was not chosen per row."]),
         *tables.rejected_notes(results.runs.drop_duplicates("run")),

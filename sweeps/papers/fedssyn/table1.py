@@ -87,7 +87,8 @@ def contents(
     notes = [*footnotes(cells, options, central), *of_rates, *of_runs, *part]
     alone = references.rows(compared[0], servers, central.cells)
     table = tables.table1_markdown(compared, published(cells, options), notes, alone) + tables.spread(compared)
-    rates = "; each bar has its best learning rate by validation" * (len(set(runs["lr"])) > 1)
+    rates = "; one learning rate for all bars" * (len(set(runs["lr"])) == 1)
+    rates = "; each bar has its best learning rate by validation" if learning_rates.tuning_seeds(options) else rates
     lines = tables.records(pd.concat([chosen, *(cell.runs for cell in central.cells)]), names)
     return Report(
         table, lines, {"preset": options.preset, "cells": tables.records(runs, names)},

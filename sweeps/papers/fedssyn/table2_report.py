@@ -94,8 +94,8 @@ def notes(results: Results) -> list[str]:
         "Bytes to the target: the paper's column is headed M_Fedssyn / M_FedGEN and prints that; the formula in its "
         "text, (2 Mc + Mg) R_g / (2 Mc R + 2 Ms), is the inverse. This table has both. > and < are bounds.",
         "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr; if several were "
-        "tried, the one with the highest validation accuracy after the last round (mean over seeds; in a tie the "
-        "smaller). Test data were not used for this choice.",
+        "tried, the one with the highest validation accuracy after the last round (mean over the table's seeds; in a "
+        "tie the smaller). Test data were not used for this choice.",
         "At best validation: test accuracy after the round of the best validation accuracy.",
         grids.work_note(configs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
