@@ -125,8 +125,8 @@ def conclude(ready: Assembled, record: RunFolder, end: Standing, say: Callable[[
     lines, rule = read_rounds(record.path), ready.plan.aggregation
     if rule and (n := sum(line.get("skipped", 0) for line in lines)):
         say(
-            f"federation.aggregation {rule.text} used no reply in {n} of {end.round} rounds, as fewer than {rule.least} "
-            "were accepted (skipped in rounds.jsonl)."
+            f"federation.aggregation {rule.text} used no reply in {n} of {end.round} rounds, as fewer than "
+            f"{rule.least} were accepted (skipped in rounds.jsonl)."
         )
     summary = evaluate.summarise(ready, lines, end)
     if summary["rejected"]:
