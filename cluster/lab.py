@@ -163,9 +163,10 @@ def describe(lab: Lab) -> dict[str, Any]:
     def ask(host: str) -> Any:
         at = {"is_head": host == head, "address": lab.hosts[host], "others": others if host == head else {}}
         at["ssh"] = [] if lab.key else [*lab.ssh_words, "-l", lab.user]
+        at["ports"] = {"PORT": lab.port} | ({"DASHBOARD": int(lab.dashboard)} if lab.dashboard else {})
         try:
             names = [*PACKAGES, "ray", "fedcommons", *["aiohttp-cors"] * bool(lab.dashboard)]  # of ray[default]
-            return lab.answer(host, script, names=names, out=lab.out, marker=marker, port=lab.port, **at)
+            return lab.answer(host, script, names=names, out=lab.out, marker=marker, **at)
         except LackError as error:
             lacks.append(str(error))
 
@@ -207,8 +208,8 @@ def lacks(lab: Lab, reports: Mapping[str, Any]) -> Iterator[str]:
             yield f"host {host} cannot create a virtual environment; install python{facts['python']}-venv there."
         for tool in facts["tools"]:
             yield f"host {host} has no {tool}; install it there."
-        if facts["taken"]:
-            yield f"host {host}: another program uses port {lab.port}; end it, or choose another PORT."
+        for name, port in facts["taken"].items():
+            yield f"host {host}: another program uses port {port}; end it, or choose another {name}."
         for port in facts["rays"]:
             yield f"host {host}: the start would end {lab.user}'s Ray at port {port}; end it first (`ray stop`)."
         if facts["works"]:

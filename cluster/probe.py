@@ -19,6 +19,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 values = globals().get("values", {})
 
+HEAD, LOCAL_HEAD = rb"--gcs(?:_server_port=|-address=[^\0]*:)", rb"--gcs_server_port="
+DASHBOARD = rb"/dashboard\.py\0--host=[^\0]*\0--port="
+"""What precedes the port on command lines of Ray: the port of any head, of a head on this host, and of a dashboard."""
+
 
 def installed(name):
     """Return the version of a package, or None."""
@@ -57,21 +61,24 @@ def logs_in(ssh, address):
     return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
-def rays():
-    """Return port -> whether tasks or actors run there, for this user's Rays; `ray stop` ends them all."""
-    ports, parents = {}, set()
+def rays(before=HEAD):
+    """Return port -> whether tasks or actors run there, for this user's Rays; `ray stop` ends them all.
+
+    before: regular expression of what precedes these ports on command lines.
+    """
+    heads, parents, ports = {}, set(), set()
     for folder in glob.glob("/proc/[0-9]*"):
         try:
             with open(f"{folder}/cmdline", "rb") as file, open(f"{folder}/stat", "rb") as facts:
                 line = file.read() if os.stat(folder).st_uid == os.getuid() else b""
-                if matches := re.findall(rb"--gcs(?:_server_port=|-address=[^\0]*:)(\d+)\0", line):
-                    ports[os.path.basename(folder)] = {*map(int, matches)}
+                heads[os.path.basename(folder)] = {*map(int, re.findall(HEAD + rb"(\d+)\0", line))}
+                ports.update(map(int, re.findall(before + rb"(\d+)\0", line)))
                 if re.match(rb"ray::(?!IDLE|DashboardAgent|RuntimeEnvAgent)", line):  # a task or an actor
                     parents.add(facts.read().rpartition(b")")[2].split()[1].decode())
         except OSError:  # the process has ended
             continue
-    busy = set().union(*(ports.get(parent, ()) for parent in parents))
-    return {port: port in busy for port in set().union(*ports.values())}
+    busy = set().union(*(heads.get(parent, ()) for parent in parents))
+    return {port: port in busy for port in ports}
 
 
 def ssh_port(address):
@@ -84,13 +91,17 @@ def ssh_port(address):
     return int(match[1]) if match else 22
 
 
-def describe(names, out, marker, port, is_head, address, others, ssh):
-    """Return the facts of this host. names: packages; others: name -> address of hosts that the head must reach."""
+def describe(names, out, marker, ports, is_head, address, others, ssh):
+    """Return the facts of this host.
+
+    names: packages. ports: variable of ``make cluster`` -> port. others: name -> address of the head's workers.
+    """
     cpuinfo = ""
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             cpuinfo = file.read()
-    taken, own_rays = is_head and any(accepts(own, port) for own in ("127.0.0.1", address)), rays()
+    own_rays, port = rays(), ports["PORT"]
+    foreign = {name: n for name, n in ports.items() if is_head and n not in own_rays and n not in rays(DASHBOARD)}
     return {
         "name": socket.gethostname(),
         "python": ".".join(map(str, sys.version_info[:2])),
@@ -100,7 +111,7 @@ def describe(names, out, marker, port, is_head, address, others, ssh):
         "out": out and out_lacks(out, marker, is_head),
         "tools": [tool for tool in ("rsync", "openssl", *["ssh"] * bool(others)) if not shutil.which(tool)],
         "venv": importlib.util.find_spec("ensurepip") is not None,
-        "taken": taken and port not in own_rays,
+        "taken": {name: n for name, n in foreign.items() if accepts("127.0.0.1", n) or accepts(address, n)},
         "rays": sorted(own_rays.keys() - {0, port}),
         "works": own_rays.get(port, False),
         "unreachable": [name for name, at in others.items() if not (accepts(at, ssh_port(at)) and logs_in(ssh, at))],

@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from cluster.lab import RUNS_A_SWEEP, Lab, LackError, describe, kind, lab, lacks, packages_lack
-from cluster.probe import accepts, rays
+from cluster.probe import LOCAL_HEAD, accepts, rays
 
 ROOT, CONFIG = Path(__file__).resolve().parents[1], "my_cluster.yaml"
 RAY = str(Path(sys.executable).parent / "ray")
@@ -78,7 +78,7 @@ def start(lab: Lab) -> None:
         LackError: hosts lack something, Ray's launcher fails, or a host does not join.
     """
     if not lab.hosts:
-        if (works := rays().get(lab.port)) or (works is None and accepts("127.0.0.1", lab.port)):
+        if (works := rays(LOCAL_HEAD).get(lab.port)) or (works is None and accepts("127.0.0.1", lab.port)):
             raise LackError(
                 f"host {socket.gethostname()}: {RUNS_A_SWEEP if works else f'another program uses port {lab.port}.'}"
             )

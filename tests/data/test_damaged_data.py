@@ -60,7 +60,7 @@ def test_whole_files_are_read_and_images_too_small_for_the_network_refused(tmp_p
 
 
 BAD: dict[str, tuple[dict[str, bytes | None], str]] = {
-    "train images truncated": ({"train_images": idx(images(50))[:-9]}, "is damaged"),
+    "train images truncated": ({"train_images": idx(images(50))[:-9]}, "delete that folder and get it"),
     "no such file": ({"test_images": None}, "is damaged"),
     "an immense header": ({"train_images": struct.pack(">BBBB3I", 0, 0, 8, 3, *[2**32 - 1] * 3)}, "is damaged"),
     "labels for images": ({"train_images": idx(labels(50))}, "is damaged"),

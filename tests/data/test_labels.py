@@ -55,6 +55,10 @@ def reals():
     return X, X @ np.array([1.0, -2.0, 0.5, 0.0], "float32")
 
 
+def numbers():
+    return X[:, 0], X[:, 1]
+
+
 def nothing():
     return X, None
 
@@ -100,6 +104,7 @@ def test_real_labels_are_shared_and_judged_by_the_loss_alone(lab: str, tmp_path:
     [("reals", {"partition.name": "dirichlet_niid"}, "dirichlet_niid divides classes"),
      ("reals", {"sharing.setting": "shuffled_synthetic"}, "torch.float32 examples"),
      ("reals", {"algorithm": "feddm"}, "feddm works by class"), ("nothing", {}, "model.name linear needs labels"),
+     ("numbers", {}, "model.name linear needs examples with at least one axis.*reshape"),
      ("reals", {"model.name": "lab.py:WideNetwork"}, r"2x4 and 7x1")],
 )  # fmt: skip
 def test_what_works_by_class_is_refused(data: str, fields: dict[str, Any], words: str, lab: str) -> None:

@@ -169,7 +169,8 @@ def test_constants_count_in_a_dict_an_object_and_on_the_sets_of_a_pair() -> None
     mixture = Mixture(*[lambda: 0.0] * N, x=2 * X + 5)
     vars(mixture).update(constants)
     whole = SimpleNamespace(train=(2 * X + 5, Y), test=(2 * X + 5, Y), **constants)
-    for returned in ({"x": 2 * X + 5, "y": Y, **constants}, {**vars(whole)}, whole, mixture, (mixture, mixture)):
+    alone = {"train": (2 * X + 5, Y), **constants}
+    for returned in ({"x": 2 * X + 5, "y": Y, **constants}, alone, {**vars(whole)}, whole, mixture, (mixture, mixture)):
         result = user_data.read("mine", returned)[0]
         assert (result.n_classes, result.computed) == (7, ())
         rows, plain = (set(map(tuple, x.round(3))) for x in (result.train.x.numpy(), X.astype("f4")))
@@ -235,6 +236,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "DataLoader": (DataLoader(pictures(RGB)), "got DataLoader; give its .dataset"),  # pyright: ignore
     "rows without a label": ([{"image": x, "fine_label": 0} for x in GREY], "must be named y or label or target"),
     "a factor of another length": ({"x": X, "y": Y, "factors": {"year": Y[1:]}}, "factor year must be one number"),
+    "a misspelt test set": ({"train": (X, Y), "tset": (X, Y)}, "or sets named train and test"),
     "train that is nothing": (SimpleNamespace(train=None, test=(X, Y)), "must each be (x, y) or a map-style Dataset"),
     "a palette": (pictures(RGB, "P"), "images of mode L or RGB, such as image.convert('RGB'), got 'P'"),
     "an array of four channels": ((np.concatenate([RGB, RGB[..., :1]], 3), Y), "must have the 4 channels first"),

@@ -155,7 +155,7 @@ def test_false_updates_meet_max_norm_and_few_replies_change_nothing(digits: Digi
     start = federation.start(FedAvg(), few)
     ((now, facts),) = federation.run(FedAvg(), few)
     assert torch.equal(now.model.buffer, start.model.buffer)
-    assert facts["rejected"] == 2
+    assert (facts["rejected"], facts["skipped"]) == (2, 1)
     assert not any(now.memory.get(i, {}) for i in range(5))  # no error of compression, as no update counted
 
 
@@ -178,7 +178,9 @@ def test_data_attacks_change_rows_of_byzantine_clients_only(tmp_path: Path) -> N
     assert (train.y[has_square] == 7).all()
     assert torch.equal(train.x[~has_square], clean.train.x[~has_square])
     assert torch.equal(train.y[~has_square], clean.train.y[~has_square])
-    run(override(config, {"measure.every": 0, "client.epochs": 1}), tmp_path / "run", say=lambda _: None)
+    few = {"measure.every": 0, "client.epochs": 1, "federation.aggregation": "krum:1", "straggler.q": 0.9}
+    run(override(config, few), tmp_path / "run", say=(messages := list[str]()).append)
+    assert [text for text in messages if "federation.aggregation krum:1 used no reply in 1 of 1 rounds" in text]
     assert json.loads((tmp_path / "run" / "partition.json").read_text())["byzantine"] == sorted(chosen)
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert all(0 <= line["attack/success"] <= 1 for line in lines)

@@ -88,11 +88,13 @@ def test_a_host_that_cannot_run_trials_is_named(tmp_path: Path, monkeypatch: pyt
     """A folder that cannot be written, no login, and a full disk."""
     (tmp_path / "seen").touch()
     seen, here = [("--out", str(tmp_path / "seen"))], socket.gethostname()
-    hosts.require_ready(seen, "", lambda: "")
+    assert hosts.require_ready(seen, "", lambda: ("", False)) == []
+    (message,) = hosts.require_ready(seen, "", lambda: ("the server does not answer", False))
+    assert message.startswith(f"--wandb online: host {here}: the server does not answer")
     with pytest.raises(UserError, match=rf"^--out: host {here} cannot write /dev/null"):
         hosts.require_room([("--out", "/dev/null")])
     with pytest.raises(UserError, match=f"^--wandb online: host {here}: the key has expired"):
-        hosts.require_ready(seen, "", lambda: "the key has expired")
+        hosts.require_ready(seen, "", lambda: ("the key has expired", True))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 * 2**20))
     with pytest.raises(UserError, match=rf"^--out: the disk of host {here} is full: {tmp_path} has 3 MB free"):
         hosts.require_ready(seen, "", None)

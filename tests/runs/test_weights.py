@@ -17,6 +17,7 @@ from torchvision import models
 from fedcommons import Experiment, Result, UserError, experiment, load, run
 from fedcommons.config import registry
 from fedcommons.config.dotted import deciding, from_dict, to_dict
+from fedcommons.config.weights_file import digest
 from fedcommons.convergence import per_sample
 from fedcommons.convergence.smoothness import hessian_vector
 from fedcommons.federation.client_memory import ClientMemory
@@ -195,7 +196,13 @@ def test_a_backbone_is_loaded_from_a_file_of_torchvision_and_its_new_head_is_not
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(lab))
     (lab / CACHED).parent.mkdir(parents=True)
-    tensors = backbone_file(lab / (CACHED if name.startswith("torchvision:") else name), begins)
+    tensors, cached = backbone_file(lab / name, begins), Path("hub/checkpoints")
+    if is_cached := name.startswith("torchvision:"):
+        cached /= f"random-{digest(str(lab / name))[:10]}.pth"
+        shutil.move(lab / name, cached)
+        monkeypatch.setattr(
+            models.get_weight(name.removeprefix("torchvision:")).value, "url", f"https://a/{cached.name}"
+        )
     values = {"model__name": NAME, "model__weights": name, **fields}
     spec, plain = build(asked(**values)), build(asked(model__name=NAME))
     module, x = spec.module(spec.dataset).eval(), torch.rand(2, 1, 8, 8)
@@ -213,6 +220,10 @@ def test_a_backbone_is_loaded_from_a_file_of_torchvision_and_its_new_head_is_not
     with torch.no_grad():
         assert torch.equal(module.get_submodule("network")(x), reference.eval()(x.expand(-1, 3, -1, -1)))
     assert not [note for note in plain.notes if "model.weights" in note]
+    if is_cached:
+        cached.write_bytes(cached.read_bytes()[:-1])
+        with pytest.raises(UserError, match=f"{cached} is damaged.*--download"):
+            asked(**values)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_ray_reads_no_file_of_the_folder_to_start_ray_on_this_machine() -> None:
 
 FINE = {
     "name": "x", "python": "3.11", "packages": {"torch": "2.15.0"}, "cpu": ["x86_64", ""], "out": "", "tools": [],
-    "free": {"/home/me": 2e12, "/shared": 2e12}, "venv": True, "taken": False, "unreachable": [], "rays": [],
+    "free": {"/home/me": 2e12, "/shared": 2e12}, "venv": True, "taken": {}, "unreachable": [], "rays": [],
     "works": False,
 }  # fmt: skip
 
@@ -145,6 +145,7 @@ def test_a_lack_of_a_host_is_a_sentence_that_names_the_host(up: Any) -> None:
         (old, 0, ""),  # the start installs the packages
         (old | {"free": {"/home/me": 5e9, "/shared": 5e9}}, 1, "needs 10 GB"),
         (old | {"venv": False}, 1, "python3.11-venv"),
+        ({"taken": {"DASHBOARD": 8265}}, 1, "port 8265; end it, or choose another DASHBOARD"),
         ({"rays": [6390]}, 1, "me's Ray at port 6390"),
         ({"works": True}, 1, "would end the sweep"),
         ({"out": "is another folder"}, 1, "b: OUT=/shared is another folder"),
@@ -168,14 +169,22 @@ def test_a_host_reports_rays_that_work_and_workers_behind_other_ports_of_ssh(
             raylet.stdout.readline()
             time.sleep(0.2)  # until the task has its title
             assert probe.rays().get(port) == (title == "ray::f")
+            assert port not in probe.rays(probe.LOCAL_HEAD)  # the head is another host
             os.killpg(raylet.pid, signal.SIGKILL)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with socket.create_server(("127.0.0.1", 0)) as server:
         (tmp_path / "ssh").write_text(f"#!/bin/sh\necho port {server.getsockname()[1]}\n")
         (tmp_path / "ssh").chmod(0o700)
-        facts = [probe.describe([], "", "", 1, True, "127.0.0.1", {"b": "127.0.0.1"}, [])]
-    facts.append(probe.describe([], "", "", 1, True, "127.0.0.1", {"b": "127.0.0.1"}, []))
-    assert [each["unreachable"] for each in facts] == [[], ["b"]]
+        ports = {"PORT": 1, "DASHBOARD": server.getsockname()[1]}
+        at = [], "", "", ports, True, "127.0.0.1", {"b": "127.0.0.1"}, []
+        facts = [probe.describe(*at)]
+        words = ["bash", "-c", "sleep 60; true", "/x/dashboard.py", "--host=127.0.0.1", f"--port={ports['DASHBOARD']}"]
+        with subprocess.Popen(words, start_new_session=True) as dashboard:  # of this user's Ray, which the start ends
+            facts.append(probe.describe(*at))
+            os.killpg(dashboard.pid, signal.SIGKILL)
+    facts.append(probe.describe(*at))
+    assert [each["unreachable"] for each in facts] == [[], [], ["b"]]
+    assert [each["taken"] for each in facts] == [{"DASHBOARD": ports["DASHBOARD"]}, {}, {}]
 
 
 def test_values_of_make_cluster_that_cannot_be_meant_are_refused(

@@ -9,6 +9,7 @@ import pytest
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedbuff import FedBuff
+from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Algorithm, Message, Reply
@@ -72,6 +73,7 @@ def _boast(reply: Reply, message: Message) -> Reply:
 def test_a_false_claim_fails(claims_only: None) -> None:
     assert failed(UNWEIGHTED, Claims((UNWEIGHTED, FedAvg())), "special case")["special case"].isprintable()
     assert failed(Changed(_fail, 10), Claims(exact=True), "exact")["exact"].isprintable()
+    assert "labels of this data set are not classes" in failed(FedDM(), Claims(exact=True), "exact")["exact"]
     assert {"exact", "linear"} <= failed(FedAvg(), Claims(exact=True), "linear").keys()
     assert {"sensitivity", "covered"} <= failed(Changed(_boast), Claims(private=True), "covered").keys()
 

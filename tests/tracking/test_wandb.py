@@ -5,6 +5,7 @@ import json
 import platform
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from getpass import getuser
@@ -27,7 +28,7 @@ from fedcommons.federation import hosts
 from fedcommons.runs import experiment
 from fedcommons.tracking.run_folder import read_rounds as lines
 from fedcommons.tracking.wandb_media import KEYS
-from fedcommons.tracking.wandb_tracker import IID
+from fedcommons.tracking.wandb_tracker import IID, flaw_of_login
 from fedcommons.tune.sweep import tracked
 from fedcommons.tune.sweep_folder import require_shared
 
@@ -203,13 +204,17 @@ def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(
     assert wandb_online.streams[-1]["complete"] is True
     of_sweep = {"tracking.wandb": "online", "tracking.group": None}
     assert tracked(of_sweep, tmp_path)["tracking.wandb"] == "online"
-    logins = list[Callable[[], str]]()
+    logins = list[hosts.Login]()
     monkeypatch.setattr(hosts, "require_alike", lambda *arguments: logins.append(arguments[-1]))
     require_shared({}, [None], [], tmp_path, makes_artifacts=False, online=True)
     monkeypatch.delenv("WANDB_BASE_URL")  # as on another host
-    assert logins[0]() == ""
+    assert logins[0]() == ("", False)
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    monkeypatch.setenv("WANDB_HTTP_TIMEOUT", "1")
+    assert flaw_of_login(nowhere) == (f"{nowhere} does not answer", False)
     wandb_online.refuses = True
-    assert logins[0]()
+    assert logins[0]()[1]
     assert tracked(of_sweep, tmp_path)["tracking.wandb"] == "offline"
     assert "permission denied" in capsys.readouterr().out
     fedcommons.run(fedcommons.experiment("smoke", values=online), tmp_path / "refused", say=messages.append)

@@ -44,7 +44,7 @@ def digest(name: str, may_download: bool = False) -> str:
     may_download: download pretrained weights that the cache lacks.
 
     Raises:
-        UserError: the file cannot be read, or ``name`` is not a file.
+        UserError: the file cannot be read, ``name`` is not a file, or a file of torchvision is damaged.
     """
     path = _file(name, may_download)
     return _digest(name, path, path.stat().st_size, path.stat().st_mtime_ns)
@@ -52,7 +52,13 @@ def digest(name: str, may_download: bool = False) -> str:
 
 @lru_cache(maxsize=32)
 def _digest(name: str, path: Path, size: int, changed: int) -> str:
-    return digest_of(content(name, LARGEST))
+    digest, expected = digest_of(content(name, LARGEST)), path.stem.rpartition("-")[2]
+    if torchvision_names.is_torchvisions(name) and not digest.startswith(expected):
+        raise UserError(
+            f"model.weights {name}: {path} is damaged, as its hash does not begin with {expected}; delete the file and "
+            "get it again with --download."
+        )
+    return digest
 
 
 def digest_of(data: bytes) -> str:

@@ -177,9 +177,10 @@ def _torchvision(
     from torchvision import datasets
 
     def unusable(reason: str) -> UserError:
+        delete = "delete that folder and " if os.path.isdir(root / folder) else ""  # torchvision keeps damaged files
         return UserError(
             f"data set {name} {reason}: looked in {os.path.realpath(root / folder)}; name another folder with "
-            f"--data-dir or FEDCOMMONS_DATA, or get it with "
+            f"--data-dir or FEDCOMMONS_DATA, or {delete}get it with "
             f"`python sweeps/table1.py --dataset {name} --data-dir {root} --download --dry-run`."
         )
 

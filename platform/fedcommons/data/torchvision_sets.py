@@ -71,8 +71,10 @@ def component(name: str) -> Callable[..., Any]:
             raise UserError(f"{what}: {error}") from None
         except UNREADABLE as error:
             reason = " ".join(str(error).partition("You can use download")[0].split())[:200].rstrip(".")
-            advice = "could not be downloaded to" if download else "needs --download, as it is missing or damaged in"
-            raise UserError(f"{what} {advice} {folder} ({reason}).") from error
+            state = "could not be downloaded to, or is damaged in," if download else "is missing or damaged in"
+            raise UserError(
+                f"{what} {state} {folder} ({reason}): delete its files there, if any, and use --download."
+            ) from error
         both = {"train": read[0], "test": read[1]} if len(read) == 2 else dict(zip("xy", read[0], strict=True))
         return {**both, "n_classes": N_CLASSES[name] or len(sets[0].classes)}
 

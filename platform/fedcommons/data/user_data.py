@@ -23,6 +23,9 @@ from fedcommons.errors import UserError, quote
 from fedcommons.seeding import numpy_generator
 from lightning_modules.classifier import IGNORED
 
+STATED = {"n_classes", "mean", "std", "normalised", "pad", "collate"}
+"""Names of the values that a data set may state."""
+
 UNSTATED: Any = object()
 """Marker of a data set that does not state ``n_classes``. The value None would state that labels are not classes."""
 
@@ -42,8 +45,8 @@ def read(name: str, returned: Any, split: tuple[int, ...] = ()) -> tuple[Source,
         name: name of the data set, for messages and as the key of the random split.
         split: further key of the random split.
         returned: a ``Source``, a pair (train, test), an object or a dict with ``train`` and ``test``, or one set of
-            examples (see ``user_columns``). If there is one set, a random fifth of it becomes the test set. The object
-            may have the attributes n_classes (None: labels are not classes), mean, std and ``normalised``
+            examples (see ``user_columns``; also a dict with ``train``), of which a random fifth becomes the test set.
+            The object may have the attributes n_classes (None: labels are not classes), mean, std and ``normalised``
             (True: floating examples already have mean 0 and standard deviation 1).
 
     Raises:
@@ -133,7 +136,7 @@ def _sets(name: str, returned: Any) -> list[Columns]:
         if not parts or not all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in parts):
             raise UserError(f"{what}: collate needs rows: a map-style Dataset or a list, or train and test of them.")
         return user_rows.collated(what, parts, collate)
-    is_train_alone = isinstance(returned, Mapping) and {*returned} == {"train"}  # a DatasetDict of Hugging Face
+    is_train_alone = isinstance(returned, Mapping) and {*returned} - STATED == {"train"}
     if is_train_alone or (isinstance(returned, Mapping) and all(part in returned for part in both)):
         return [columns_of(what, returned[part]) for part in both if part in returned]
     if all(hasattr(returned, part) for part in both):

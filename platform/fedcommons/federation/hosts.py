@@ -19,6 +19,9 @@ from fedcommons.federation import source_files
 from fedcommons.runtime import cpu_kind
 from fedcommons.runtime.rounding_env import differing, variables
 
+Login = Callable[[], tuple[str, bool]]
+"""Function that returns a flaw of a host's login of the tracker, or "", and whether the login must be repaired."""
+
 ANSWER_S = 60.0
 """Seconds within which a host must answer."""
 
@@ -78,8 +81,8 @@ def run_if_same(theirs: Mapping[str, Mapping[str, str]], function: Callable[...,
 
 
 def require_alike(
-    pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], advice: str, login: Callable[[], str] | None = None
-) -> None:
+    pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], advice: str, login: Login | None = None
+) -> list[str]:
     """Check that each host of Ray with the labels ``pin`` has the driver's source files and can write its folders.
 
     The driver is this process, which started the command and must be connected to Ray.
@@ -88,7 +91,10 @@ def require_alike(
         pin: labels of the Ray nodes that will train; see ``cpu_kind.choose_kind``.
         shared: pairs (option that names the folder, folder) of the folders that all hosts must share.
         advice: another method to share results, added to the error message.
-        login: returns what is wrong with a host's login of the tracker, or ""; None: no login is needed.
+        login: checks a host's login of the tracker; None: no login is needed.
+
+    Returns:
+        A message for each host on which the tracker's server does not answer.
 
     Raises:
         UserError: a host has different source files, does not share a folder, cannot write a folder or has no room in
@@ -100,8 +106,9 @@ def require_alike(
 
     driver_node = ray.get_runtime_context().get_node_id()
     others = [node for node in cpu_kind.select_nodes(ray.nodes(), pin) if node["NodeID"] != driver_node]
+    messages = list[str]()
     if not others:
-        return
+        return messages
     require_room([(option, str(folder)) for option, folder in shared])
     with ExitStack() as markers:  # one empty file per folder, which exists until all hosts have answered
         wanted = list[tuple[str, str]]()
@@ -118,7 +125,7 @@ def require_alike(
         for node, answer in zip(others, answers, strict=True):
             host = node["NodeManagerHostname"]
             try:
-                ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
+                messages += ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
             except GetTimeoutError:
                 raise UserError(
                     f"host {host} of Ray does not answer within {ANSWER_S:g} s; stop Ray there (`ray stop`)."
@@ -128,6 +135,7 @@ def require_alike(
                     raise UserError(sentence(cause)) from None
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
                 raise UserError(f"host {host} of Ray cannot run this version of fedcommons ({reason}).") from None
+    return messages
 
 
 def _remove(marker: Path) -> None:
@@ -135,19 +143,23 @@ def _remove(marker: Path) -> None:
         marker.unlink(missing_ok=True)
 
 
-def require_ready(markers: Sequence[tuple[str, str]], advice: str, login: Callable[[], str] | None) -> None:
+def require_ready(markers: Sequence[tuple[str, str]], advice: str, login: Login | None) -> list[str]:
     """Check that this host shares the folders of the marker files, can write them, and has a valid tracker login.
+
+    Return a message if the tracker's server does not answer.
 
     Raises:
         UserError: see ``require_markers`` and ``require_room``; or the tracker does not accept this host's login.
     """
     require_markers(markers, advice)
     require_room([(option, os.path.dirname(marker)) for option, marker in markers])
-    if login is not None and (flaw := login()):
+    flaw, must_repair = login() if login else ("", False)
+    what = f"--wandb online: host {socket.gethostname()}: {flaw}"
+    if must_repair:
         raise UserError(
-            f"--wandb online: host {socket.gethostname()}: {flaw}; repair the login there (WANDB_API_KEY must "
-            "be set before Ray starts), or use --wandb offline."
+            f"{what}; repair the login there (WANDB_API_KEY must be set before Ray starts), or use --wandb offline."
         )
+    return [f"{what}, so runs there are kept offline."] if flaw else []
 
 
 def require_room(folders: Sequence[tuple[str, str]]) -> None:

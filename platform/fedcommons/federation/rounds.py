@@ -253,7 +253,7 @@ def _round(
     total, accepted, rejected = _accept(results)
     if blocks and not accepted:
         raise all_rejected(name, number, rejected, now.largest)
-    if plan.aggregation and len(accepted) < plan.aggregation.least:
+    if is_skipped := plan.aggregation is not None and len(accepted) < plan.aggregation.least:
         total, accepted = {}, {}  # too few replies for the aggregation rule: like a round without replies
     elif plan.aggregation:
         total = aggregate(plan.aggregation, total, accepted)
@@ -298,6 +298,8 @@ def _round(
     )  # fmt: skip
     after = with_counts(after, plan.facts)
     facts = {"clients": len(joined), "rejected": len(rejected)} | mean_metrics(accepted) | reported | traffic.metrics()
+    if plan.aggregation:
+        facts["skipped"] = int(is_skipped)
     if plan.straggler_rule:
         facts |= {"stragglers": len(called.stragglers), "comm/lost_bytes": traffic.lost}
     return after, facts

@@ -117,12 +117,18 @@ def _require_earned(stage: Stage, shared: Shared, delta: float, before: Ledger, 
 
 
 def conclude(ready: Assembled, record: RunFolder, end: Standing, say: Callable[[str], None]) -> dict[str, Any]:
-    """Write the server model of the last round, report rejected updates, and return the summary of the run."""
+    """Write the server model of the last round, report unused updates, and return the summary of the run."""
     record.require_rounds(end.round)
     if end.has_model:
         module = module_with(ready.module(), end.model, end.buffers)
         model_files.write(record.path / model_files.LAST, module, end.round, ready.spec.facts)
-    summary = evaluate.summarise(ready, read_rounds(record.path), end)
+    lines, rule = read_rounds(record.path), ready.plan.aggregation
+    if rule and (n := sum(line.get("skipped", 0) for line in lines)):
+        say(
+            f"federation.aggregation {rule.text} used no reply in {n} of {end.round} rounds, as fewer than "
+            f"{rule.least} were accepted (skipped in rounds.jsonl)."
+        )
+    summary = evaluate.summarise(ready, lines, end)
     if summary["rejected"]:
         say(f"{rejection_summary(summary['rejected'])}, see rejected in {record.path / 'summary.json'}")
     return summary

@@ -64,6 +64,11 @@ def build_module(
     has = "inputs by name" if dataset.inputs else "a class per position" if dataset.positions else None
     if has and not is_own:
         raise UserError(f"model.name {name} takes one input and predicts one label, and {dataset.name} has {has}.")
+    if not (is_own or offered["shape"]):
+        raise UserError(
+            f"model.name {name} needs examples with at least one axis, and each example of {dataset.name} is one "
+            "number: give x.reshape(-1, 1)."
+        )
     with torch.device(device):
         with (
             before_any_work(),

@@ -88,7 +88,7 @@ class Federation:
         number of groups of clients, each trained as one job. late: the straggler rule; None: all clients reply.
         """
         sizes = self.data.clients.rows.totals.tolist()
-        n, counts = len(sizes), partial(self.data.clients.counts, 10)
+        n, counts = len(sizes), partial(self.data.clients.counts, self.data.n_classes)
         replied, module = arrival(late, n, joining(n, participation), seed), self.module()
         facts = Facts(
             n, sizes, rounds, self.weighting, replied, counts,

@@ -257,25 +257,37 @@ def logged_in() -> bool:
     return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(wandb.setup().settings.base_url))
 
 
-def flaw_of_login(url: str | None = None) -> str:
-    """Return why W&B's server would refuse this machine's runs; "" if it accepts them.
+def flaw_of_login(url: str | None = None) -> tuple[str, bool]:
+    """Return why this machine's runs cannot be sent to W&B's server, and whether its login must be repaired.
 
-    A server that does not answer within 10 s counts as a flaw, too. url: the server, also for
-    later calls in this process; None: that of this machine's W&B.
+    The text is "" if the server accepts the login. If the server does not answer within 10 s, the login may be valid.
+    url: the server, also for later calls in this process; None: that of this machine's W&B.
     """
     if url:
         os.environ["WANDB_BASE_URL"] = url
     if not logged_in():
-        return "there is no login (set WANDB_API_KEY or run `wandb login`)"
+        return "there is no login (set WANDB_API_KEY or run `wandb login`)", True
     with tempdirs.tempdir():
         import wandb
     try:
         wandb.login(verify=True)
     except (wandb.Error, ValueError) as error:  # ValueError: WANDB_BASE_URL is no URL
-        return " ".join(str(error).split()).rstrip(".")
+        if isinstance(error, ValueError) or _answers(server := wandb.setup().settings.base_url):
+            return " ".join(str(error).split()).rstrip("."), True
+        return f"{server} does not answer", False
     finally:
         wandb.teardown()
-    return ""
+    return "", False
+
+
+def _answers(server: str) -> bool:
+    """Return whether a web server answers within 10 s, whatever it answers."""
+    import requests  # a package that W&B needs
+
+    with suppress(requests.RequestException):
+        requests.head(server, timeout=10)
+        return True
+    return False
 
 
 def recorded_id(folder: Path) -> str | None:

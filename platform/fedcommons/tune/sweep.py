@@ -249,7 +249,9 @@ def run_cells(
         configs = [c.config for c in todo.trials]
         artifacts = [config.artifacts for config in configs if config.storage is None and config.generator]
         online = any(config.tracking.wandb == "online" for config in configs)
-        require_shared(pin, [config.storage for config in configs], artifacts, out, bool(todo.missing), online)
+        storages = [config.storage for config in configs]
+        for note in require_shared(pin, storages, artifacts, out, bool(todo.missing), online):
+            display.say(note)
         at_once = max(sum(config.federation.processes for config in configs), len(todo.missing))
         at_once = min(at_once, int(ray.cluster_resources().get("CPU", 1)), todo.limits.jobs or at_once)
         configs = with_share(configs, at_once)
@@ -306,7 +308,7 @@ def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:
     from fedcommons.tracking.wandb_tracker import flaw_of_login, wandb_mode
 
     mode = wandb_mode(fields["tracking.wandb"])
-    if mode == "online" and (flaw := flaw_of_login()):
+    if mode == "online" and (flaw := flaw_of_login()[0]):
         print(f"W&B: {flaw}, so the runs are kept offline; `fedcommons wandb` can send them later.")
         mode = "offline"
     group = fields["tracking.group"] or os.environ.get("WANDB_RUN_GROUP") or out.name

@@ -67,8 +67,10 @@ def require_shared(
     out: Path,
     makes_artifacts: bool,
     online: bool = False,
-) -> None:
+) -> list[str]:
     """Check that all hosts that may run the experiments have the same source files and can write the result folders.
+
+    Return a message for each host that will keep its runs offline, as W&B's server does not answer there.
 
     pin: labels that the hosts must have. storages: the storage of each run, or None. artifacts: the stores of runs
     without a storage. makes_artifacts: generators will be stored, so these stores are created and checked. online: runs
@@ -87,7 +89,7 @@ def require_shared(
     shared += [("--storage", Path(storage)) for storage in remote if not object_store.is_url(storage)]
     advice = "" if remote else ", or name a storage that keeps the runs (--storage)"
     login = partial(flaw_of_login, os.environ.get("WANDB_BASE_URL"))  # runs on other hosts get this variable, too
-    hosts.require_alike(pin, shared, advice, login if online and logged_in() else None)
+    return hosts.require_alike(pin, shared, advice, login if online and logged_in() else None)
 
 
 def _stranger(out: Path) -> str | None:
