@@ -165,7 +165,7 @@ def _of_rounds(ready: Assembled) -> tuple[Amounts, Standing]:
     loop, method, capabilities = ready.spec.local, ready.algorithm, capabilities_of(ready.algorithm)
     joins = joining(ready.plan.facts.n_clients, ready.plan.participation)
     least = SmallRounds(ready, 1, loop.batch_size, FEW)
-    now, spent = least.play(ENOUGH)
+    now, spent = least.play(SLOW)
     clients, rows = joins, None
     if capabilities.trains_locally:
         limit = BUDGET / MORE / max(1e-6, spent["replies", TRAINING] / least.n_clients)
