@@ -114,10 +114,10 @@ def seconds_of(do: Callable[[], Any]) -> float:
     return _medians(lambda: Counter({("", ""): _once(do)})).total()
 
 
-def _medians(measure: Callable[[], Seconds], is_warm: bool = False) -> Seconds:
-    """Return the medians of the seconds that repeated calls of ``measure`` return; the first counts if ``is_warm``."""
+def _medians(measure: Callable[[], Seconds]) -> Seconds:
+    """Return the medians of the seconds that repeated calls of ``measure`` return."""
     first = measure()
-    times = [first] if is_warm or first.total() > SLOW else [measure()]
+    times = [first] if first.total() > SLOW else [measure()]
     while sum(seconds.total() for seconds in times) < ENOUGH and len(times) < 9:
         times.append(measure())
     return Counter({name: median(seconds[name] for seconds in times) for name in times[0]})
@@ -174,11 +174,11 @@ def _of_rounds(ready: Assembled) -> tuple[Amounts, Standing]:
         clients = joins if loop.batched else min(joins, max(FEW, min(int(limit / min(mean, batches)), MANY)))
         rows = loop.batch_size * batches
     small = SmallRounds(ready, 1, rows, clients)
-    low = _medians(lambda: small.play()[1], is_warm=True)
+    low = _medians(lambda: small.play()[1])
     repeats = 2 if low.total() > SLOW else MORE
     larger = SmallRounds(ready, repeats, rows, clients)
     larger.start = small.start
-    high = _medians(lambda: larger.play()[1], is_warm=True)
+    high = _medians(lambda: larger.play()[1])
     numbers = repetitions(method, loop.epochs)
 
     def more(kind: str, job: str) -> float:
