@@ -4,7 +4,6 @@ Few short calls of a run's own functions are timed, with one thread. A first cal
 Files are written only to a temporary folder.
 """
 
-import re
 import resource
 import subprocess
 import sys
@@ -23,8 +22,6 @@ import torch
 from torch import Tensor
 
 from fedcommons.config import presets
-from fedcommons.config.dotted import values_of
-from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.estimators import BATCH
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core.algorithm import ChoosesClients
@@ -49,7 +46,7 @@ from fedcommons.runtime import tempdirs
 from fedcommons.sharing import exchange
 from fedcommons.sharing.stage import Contributions, shorter_of
 from fedcommons.tune.small_rounds import TRAINING, Seconds, SmallRounds, repetitions
-from fedcommons.tune.work_counts import Amounts, batches_measured
+from fedcommons.tune.work_counts import Amounts, batches_measured, work_fields
 
 ENOUGH = 0.3
 """Total seconds of a measurement's calls after which no further call is timed."""
@@ -69,10 +66,7 @@ SHORT = 4
 MORE = 3
 """Rounds are timed with one local epoch and with this number of epochs; other repeated work likewise."""
 
-FREE = (
-    "seed", "artifacts", "storage", "target", "tracking.", "generator.", "federation.rounds", "evaluate.",
-    "measure.every",
-)  # fmt: skip
+FREE = ("artifacts", "storage", "target", "tracking.", "generator.", "federation.rounds", "evaluate.", "measure.every")
 """Fields, or prefixes of fields, that do not affect the ``Prices`` of a run; learning rates do not either."""
 
 
@@ -95,11 +89,6 @@ class GeneratorPrices:
     image: float  # seconds of a sampling step for one image
     memory: int
     weights: int
-
-
-def work_fields(config: Experiment) -> tuple[tuple[str, Any], ...]:
-    """Return (dotted name, value) of the fields that may change a run's work: not the seed and learning rates."""
-    return tuple(pair for pair in values_of(config) if not re.search(r"^seed$|[._]lr$", pair[0]))
 
 
 def shape_of(ready: Assembled) -> tuple:

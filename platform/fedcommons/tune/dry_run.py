@@ -21,7 +21,7 @@ from fedcommons.storage.artifact_store import Store
 from fedcommons.tracking.run_folder import read_summary
 from fedcommons.tune import cost, sweep
 from fedcommons.tune.cost import GeneratorPrices, Prices
-from fedcommons.tune.work_counts import count_work, generator_work
+from fedcommons.tune.work_counts import count_work, generator_work, work_fields
 
 RAY_S = 6.0
 """Seconds that Ray and Ray Tune take to start."""
@@ -135,7 +135,7 @@ def print_costs(
 
 def add_trial(ready: RunSpec, bill: Bill) -> str:
     """Add the trial's cost to the bill, and return it as text. Of trials with equal ``work_fields``, one is timed."""
-    key = cost.work_fields(ready.record)
+    key = work_fields(ready.record)
     if key not in bill.trials:
         bill.trials[key] = _measure_trial(ready, bill)
     seconds, memory, disk = bill.trials[key]

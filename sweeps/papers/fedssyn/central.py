@@ -34,6 +34,7 @@ from fedcommons.storage.artifact_store import Store, key_of
 from fedcommons.storage.atomic_files import remove_unfinished, unfinished, write_json
 from fedcommons.tracking.run_folder import read_summary
 from fedcommons.tune import cost
+from fedcommons.tune.work_counts import work_fields
 
 _DECIDING = {
     "central_real": ("seed", "data.", "model.", "client.", "source.data", "source.model"),
@@ -219,7 +220,7 @@ def seconds_of(line: Central, prices: dict[tuple, tuple[float, float]]) -> float
     prices: results of ``measure``, by the fields on which they depend. The result of a new measurement is added.
     """
     ready = build(line.config)
-    if (key := cost.work_fields(line.config)) not in prices:
+    if (key := work_fields(line.config)) not in prices:
         prices[key] = measure(line, ready.dataset)
     step, image = prices[key]
     is_synthetic = line.source == "central_synthetic"
