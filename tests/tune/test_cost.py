@@ -181,6 +181,17 @@ def test_shapes_are_shared_by_what_does_not_change_a_step(tmp_path: Path) -> Non
         assert cost.shape_of(ready(tmp_path, other)) != shape
 
 
+@pytest.mark.usefixtures("untimed")
+def test_runs_that_differ_in_seed_and_learning_rates_are_timed_once_and_other_runs_again(tmp_path: Path) -> None:
+    bill = dry_run.Bill()
+    rates = {"fedcvae.local_lr": 0.01, "fedcvae.server_lr": 0.1, "client.lr": 0.3, "seed": 5}
+    for more, n_timed in (({}, 1), (rates, 1), ({"fedcvae.beta": 2.0}, 2)):
+        values = {"algorithm": "fedcvae", "fedcvae.channels": (2,), "fedcvae.samples": 10, "measure.every": 0, **more}
+        dry_run.add_trial(build.build(_config(tmp_path, values)), bill)
+        assert len(bill.trials) == len(bill.prices) == n_timed
+    assert len(bill.phases["cells"]) == 3
+
+
 def test_a_measurement_leaves_nothing_and_finds_prices_even_where_training_diverges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

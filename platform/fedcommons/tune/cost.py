@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from fedcommons.config import presets
-from fedcommons.config.dotted import values_of
 from fedcommons.convergence.estimators import BATCH
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core.algorithm import ChoosesClients
@@ -40,14 +39,14 @@ from fedcommons.flat_tensors import nbytes
 from fedcommons.generators.image_cache import require_like
 from fedcommons.generators.requests import Contribution, GenerationRequest
 from fedcommons.privacy.noise import SEED_ALONE
-from fedcommons.runs import experiment
+from fedcommons.runs import experiment, pool_audit
 from fedcommons.runs.assemble import Assembled
 from fedcommons.runs.spec import RunSpec
 from fedcommons.runtime import tempdirs
 from fedcommons.sharing import exchange
 from fedcommons.sharing.stage import Contributions, shorter_of
 from fedcommons.tune.small_rounds import TRAINING, Seconds, SmallRounds, repetitions
-from fedcommons.tune.work_counts import Amounts, batches_measured
+from fedcommons.tune.work_counts import Amounts, batches_measured, work_fields
 
 ENOUGH = 0.3
 """Total seconds of a measurement's calls after which no further call is timed."""
@@ -67,11 +66,8 @@ SHORT = 4
 MORE = 3
 """Rounds are timed with one local epoch and with this number of epochs; other repeated work likewise."""
 
-FREE = (
-    "seed", "artifacts", "storage", "target", "tracking.", "generator.", "client.lr", "federation.rounds", "evaluate.",
-    "measure.every",
-)  # fmt: skip
-"""Fields, or prefixes of fields, that do not affect the ``Prices`` of a run."""
+FREE = ("artifacts", "storage", "target", "tracking.", "generator.", "federation.rounds", "evaluate.", "measure.every")
+"""Fields, or prefixes of fields, that do not affect the ``Prices`` of a run; learning rates do not either."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class GeneratorPrices:
 
 def shape_of(ready: Assembled) -> tuple:
     """Return a hashable key of all that the run's ``Prices`` depend on; runs with equal keys have equal prices."""
-    chosen = (pair for pair in values_of(ready.spec.record) if not pair[0].startswith(FREE))
+    chosen = (pair for pair in work_fields(ready.spec.record) if not pair[0].startswith(FREE))
     rounds = ready.plan.facts.rounds if capabilities_of(ready.algorithm).grows else None
     return (*chosen, bool(ready.spec.evaluation.measure_every), rounds)
 
@@ -152,14 +148,13 @@ def measure(ready: Assembled) -> Prices:
 def _of_rounds(ready: Assembled) -> tuple[Amounts, Standing]:
     """Return the seconds of rounds and local trainings, and a state of the federation after a round.
 
-    Rounds are timed twice: with one repetition of the work that a round repeats (``repetitions``), and with ``MORE``.
+    Rounds are timed twice: with one repetition of the work that a round repeats (``repetitions``), and with ``MORE``,
+    or with two if the rounds are slow.
     """
     loop, method, capabilities = ready.spec.local, ready.algorithm, capabilities_of(ready.algorithm)
     joins = joining(ready.plan.facts.n_clients, ready.plan.participation)
     least = SmallRounds(ready, 1, loop.batch_size, FEW)
-    now, spent = least.play()
-    if spent.total() < SLOW:
-        _, spent = least.play()  # again, as the first call includes torch's set-up
+    now, spent = least.play(SLOW)
     clients, rows = joins, None
     if capabilities.trains_locally:
         limit = BUDGET / MORE / max(1e-6, spent["replies", TRAINING] / least.n_clients)
@@ -167,12 +162,16 @@ def _of_rounds(ready: Assembled) -> tuple[Amounts, Standing]:
         mean = -(-ready.data.clients.rows.sizes.mean() // loop.batch_size)
         clients = joins if loop.batched else min(joins, max(FEW, min(int(limit / min(mean, batches)), MANY)))
         rows = loop.batch_size * batches
-    small, larger = (SmallRounds(ready, n, rows, clients) for n in (1, MORE))
-    low, high = _medians(lambda: small.play()[1]), _medians(lambda: larger.play()[1])
+    small = SmallRounds(ready, 1, rows, clients)
+    low = _medians(lambda: small.play()[1])
+    repeats = 2 if low.total() > SLOW else MORE
+    larger = SmallRounds(ready, repeats, rows, clients)
+    larger.start = small.start
+    high = _medians(lambda: larger.play()[1])
     numbers = repetitions(method, loop.epochs)
 
     def more(kind: str, job: str) -> float:
-        n = min(numbers.get(job, 1), MORE)
+        n = min(numbers.get(job, 1), repeats)
         return max(0.0, high[kind, job] - low[kind, job]) / (n - 1) if n > 1 else 0.0
 
     def server(kind: str) -> float:
@@ -257,10 +256,23 @@ def contribute(ready: RunSpec, generated: Sequence[Contribution]) -> tuple[Contr
     If the strategy has a shorter variant, only this variant runs, and the seconds of the full strategy are estimated
     from it. generated: stand-ins for the synthetic images.
     """
+    torch.set_num_threads(1)
     stage, times = shorter_of(ready.stage)
     results: list[Contributions] = []
     seconds = _once(lambda: results.append(exchange.contribute(stage, ready.client_data, generated)))
     return results[0], times * seconds
+
+
+@fresh_torch()
+def audit(ready: RunSpec, contributed: Contributions) -> float:
+    """Return the seconds of the audit of all clients' synthetic images, from the audit of a client of median size."""
+    if not ready.is_audited or not ready.requests:
+        return 0.0
+    torch.set_num_threads(1)
+    needs = sorted(ready.requests, key=lambda need: len(need.examples))
+    data, others, module = ready.client_data, ready.dataset.validation, ready.module(ready.dataset)
+    some = [needs[len(needs) // 2]]
+    return len(needs) * _once(lambda: pool_audit.audited(data, contributed, some, others, module, withhold=False))
 
 
 @fresh_torch()

@@ -8,11 +8,10 @@ real sweep mixes generators and experiments, and takes almost the same time. Oth
 import heapq
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedcommons.cli.display import Display, duration
-from fedcommons.config.dotted import values_of
 from fedcommons.generators.image_cache import Job, missing
 from fedcommons.generators.requests import GenerationRequest
 from fedcommons.runs import assemble, build
@@ -22,7 +21,7 @@ from fedcommons.storage.artifact_store import Store
 from fedcommons.tracking.run_folder import read_summary
 from fedcommons.tune import cost, sweep
 from fedcommons.tune.cost import GeneratorPrices, Prices
-from fedcommons.tune.work_counts import count_work, generator_work
+from fedcommons.tune.work_counts import count_work, generator_work, work_fields
 
 RAY_S = 6.0
 """Seconds that Ray and Ray Tune take to start."""
@@ -135,8 +134,8 @@ def print_costs(
 
 
 def add_trial(ready: RunSpec, bill: Bill) -> str:
-    """Add the trial's cost to the bill, and return it as text. Of trials that differ only in the seed, one is timed."""
-    key = tuple(pair for pair in values_of(ready.record) if pair[0] != "seed")
+    """Add the trial's cost to the bill, and return it as text. Of trials with equal ``work_fields``, one is timed."""
+    key = work_fields(ready.record)
     if key not in bill.trials:
         bill.trials[key] = _measure_trial(ready, bill)
     seconds, memory, disk = bill.trials[key]
@@ -148,7 +147,8 @@ def add_trial(ready: RunSpec, bill: Bill) -> str:
 def _measure_trial(ready: RunSpec, bill: Bill) -> tuple[float, int, float]:
     """Return the seconds of a trial, its largest memory and the size of its folder, both in bytes."""
     contributed, sharing = cost.contribute(ready, [cost.stand_in(need) for need in ready.requests])
-    assembled = assemble.assemble_contributed(ready, contributed)
+    sharing += cost.audit(ready, contributed)
+    assembled = assemble.assemble_contributed(replace(ready, is_audited=False), contributed)
     counts, shape = count_work(assembled), cost.shape_of(assembled)
     if shape not in bill.prices:
         bill.prices[shape] = cost.measure(assembled)

@@ -1,5 +1,6 @@
 """Two short rounds of an experiment, whose seconds ``--dry-run`` measures."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -90,27 +91,32 @@ class SmallRounds:
         is_late = capabilities.waits_for is not None or capabilities.needs_pool
         start = replace(ready.on(data), plan=self.plan).start(ClientMemory())
         self.start = replace(start, round=facts.rounds - 2 if is_late else 0)
+        self.last = self.start.round + 2
         counted = self.start.round + (1 if isinstance(ready.algorithm, ChoosesClients) else 2)
         joined, _ = rounds.sample_clients(method, self.plan, self.start.state, counted)
         self.n_clients, self.n_examples = max(1, len(joined)), max(1, int(sizes[joined].sum()))
         server = max([1, *(n for job, n in numbers.items() if job != TRAINING)])
         self.growth = plan.facts.rounds / 2 * server / min(server, repeats)
 
-    def play(self) -> tuple[Standing, Seconds]:
-        """Run both rounds; return the state after them, and their seconds by kind of round and job."""
+    def play(self, enough: float = math.inf) -> tuple[Standing, Seconds]:
+        """Run both rounds; return the state after them, and their seconds by kind of round and job.
+
+        If both rounds are of one kind, later calls run only the second. enough: no round follows a round that took more
+        seconds.
+        """
         now, times = self.start, self.executor.seconds
         seconds: Seconds = Counter()
-        for is_last in (False, True):
+        while now.round < self.last and seconds.total() <= enough:
+            before = self._halfway(now) if seconds else now
             times.clear()
             started = time.perf_counter()
-            now = next(rounds.run(self.method, self.executor, self.plan, now))[0]
+            now = next(rounds.run(self.method, self.executor, self.plan, before))[0]
             rest = time.perf_counter() - started - times.total()
             kind = "replies" if TRAINING in times else "none"
-            # If both rounds are of one kind, only the second counts, as a first round may lack work of later rounds.
-            seconds = Counter({key: n for key, n in seconds.items() if key[0] != kind})
+            if (kind, "") in seconds:  # only the second round counts, as a first round may lack work of later rounds
+                self.start = before
+                seconds.clear()
             seconds.update({(kind, ""): rest} | {(kind, job): n for job, n in times.items()})
-            if not is_last:
-                now = self._halfway(now)
         return now, seconds
 
     def _halfway(self, now: Standing) -> Standing:

@@ -1,9 +1,13 @@
 """Count the work of a run before it runs: rounds, examples in local training, in evaluation and in measurements."""
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from fedcommons.config.dotted import values_of
+from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.estimators import BATCH, PARTS
 from fedcommons.core.algorithm import Personal, State, repeats_of
 from fedcommons.core.capabilities import capabilities_of
@@ -36,6 +40,11 @@ class Amounts:
     def seconds(self, prices: "Amounts") -> float:
         """Return the seconds of these numbers of units; prices: seconds per unit."""
         return sum(n * getattr(prices, kind) for kind, n in vars(self).items())
+
+
+def work_fields(config: Experiment) -> tuple[tuple[str, Any], ...]:
+    """Return (dotted name, value) of the fields that may change a run's work: not the seed and learning rates."""
+    return tuple(pair for pair in values_of(config) if not re.search(r"^seed$|[._]lr$", pair[0]))
 
 
 def count_work(ready: Assembled) -> Amounts:

@@ -120,18 +120,18 @@ def extra_jobs(
     from fedcommons.tune.dry_run import ExtraJob
 
     planned = [Attack.build(c, options.worst_case, Path()) for c in attacked(entries)] if options.worst_case else []
-    attacks = {attack.file.stem: attack for attack in planned}
+    attacks, prices = {attack.file.stem: attack for attack in planned}, dict[tuple, Any]()
     return [
         *others(entries, options),
-        *(ExtraJob(name, "shadow generators", partial(_seconds, attack)) for name, attack in attacks.items()),
+        *(ExtraJob(name, "shadow generators", partial(_seconds, attack, prices)) for name, attack in attacks.items()),
     ]
 
 
-def _seconds(attack: Attack) -> float:
+def _seconds(attack: Attack, prices: dict[tuple, Any]) -> float:
     from fedcommons.generators.image_cache import Job
     from fedcommons.tune import dry_run
 
     request = attack.prepared.requests[attack.client]
     return attack.facts["shadows"] * dry_run.generators(
-        [Job([replace(request, labels=request.examples.y.repeat(2))], {})]
+        [Job([replace(request, labels=request.examples.y.repeat(2))], {})], prices
     )

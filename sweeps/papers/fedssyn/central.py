@@ -34,6 +34,7 @@ from fedcommons.storage.artifact_store import Store, key_of
 from fedcommons.storage.atomic_files import remove_unfinished, unfinished, write_json
 from fedcommons.tracking.run_folder import read_summary
 from fedcommons.tune import cost
+from fedcommons.tune.work_counts import work_fields
 
 _DECIDING = {
     "central_real": ("seed", "data.", "model.", "client.", "source.data", "source.model"),
@@ -213,10 +214,15 @@ def _union(prepared: RunSpec) -> Examples:
     return Examples(torch.cat([p.examples.x for p in parts]), torch.cat([p.examples.y for p in parts]))
 
 
-def seconds_of(line: Central) -> float:
-    """Return the estimated seconds of training a central model, from timed steps and test evaluations."""
+def seconds_of(line: Central, prices: dict[tuple, tuple[float, float]]) -> float:
+    """Return the estimated seconds of training a central model, from timed steps and test evaluations.
+
+    prices: results of ``measure``, by the fields on which they depend. The result of a new measurement is added.
+    """
     ready = build(line.config)
-    step, image = measure(line, ready.dataset)
+    if (key := work_fields(line.config)) not in prices:
+        prices[key] = measure(line, ready.dataset)
+    step, image = prices[key]
     is_synthetic = line.source == "central_synthetic"
     n = sum(need.n for need in ready.requests) if is_synthetic else len(ready.dataset.train)
     steps = -(-n // line.config.client.batch_size)

@@ -198,4 +198,7 @@ def extra_jobs(lines: Lines, entries: Sequence[Entry], options: parse.Options) -
     from fedcommons.tune.dry_run import ExtraJob
     from papers.fedssyn.central import seconds_of
 
-    return [ExtraJob(line.name, "central models", partial(seconds_of, line)) for line in lines(entries, options)]
+    prices: dict[tuple, tuple[float, float]] = {}
+    return [
+        ExtraJob(line.name, "central models", partial(seconds_of, line, prices)) for line in lines(entries, options)
+    ]
