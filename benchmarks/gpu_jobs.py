@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from fedcommons.cli.display import create_display
+from fedcommons.errors import UserError
 from fedcommons.runs import experiment
 from fedcommons.tune import grid
 from fedcommons.tune.gpu_share import with_share
@@ -89,6 +90,9 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("Stopped; the same command continues from the last checkpoints.")
         return 3
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
