@@ -4,8 +4,8 @@ python benchmarks/gpu_jobs.py table1 --data-dir DIR               # a second cal
 python benchmarks/gpu_jobs.py table1 --data-dir DIR --rehearse    # tiny numbers, to try the job on a CPU
 python benchmarks/gpu_jobs.py table1 --data-dir DIR -- --seeds 1  # further options of the job's sweeps
 
-The runs of a job are those of sweeps (table1.py and others), but follow one another in this process, without Ray.
-docs/results/gpu_jobs.csv lists the jobs that ran: job, date, commit, GPU, seconds and numbers.
+A job makes the runs of sweeps (table1.py and others) one after another in this process, without Ray. A finished job
+gets a row in docs/results/gpu_jobs.csv: job, date, commit, GPU, seconds and numbers. Exit code 3: the time was over.
 """
 
 import argparse

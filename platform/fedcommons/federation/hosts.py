@@ -159,7 +159,7 @@ def require_ready(markers: Sequence[tuple[str, str]], advice: str, login: Login 
         raise UserError(
             f"{what}; repair the login there (WANDB_API_KEY must be set before Ray starts), or use --wandb offline."
         )
-    return [f"{what}, so runs there are kept offline."] if flaw else []
+    return [f"{what}, so runs there stay offline."] if flaw else []
 
 
 def require_room(folders: Sequence[tuple[str, str]]) -> None:

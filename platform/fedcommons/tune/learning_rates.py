@@ -81,7 +81,7 @@ def plan(
     A line with tuning entries has no reported entry until its rates are chosen. Entries of a line without tuning
     entries are returned unchanged. Tuning entries have the label ``diverged``: the seeds whose runs diverged at the
     entry's rates.
-    A run has diverged if all replies of a round, or one reply of any round, were not finite.
+    A run counts as diverged if it ended with a divergence error, or if a reply of any round was not finite.
     tried: names of the runs that this call has already started. Only their failures exclude rates, because runs that
     failed in an earlier call are repeated first. None: every diverged run excludes its rates.
     """
