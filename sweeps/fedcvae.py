@@ -10,8 +10,8 @@ from itertools import product
 
 from fedcommons.cli import parse
 from fedcommons.errors import UserError, quote
-from fedcommons.tune import grid
-from fedcommons.tune.study import Entry, Row, Study, expand
+from fedcommons.tune import grid, learning_rates
+from fedcommons.tune.study import Entry, Study, expand
 from papers.fedcvae import presets
 from papers.fedcvae.report import report
 
@@ -29,6 +29,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("alphas", str, "0.05,0.01,0.001", "Dirichlet concentrations, separated by commas"),
         ("rates", str, presets.RATES[preset],
          "learning rates of clients that train the classifier, to choose from by validation accuracy"),
+        learning_rates.OPTION,
     ), lists={"algorithms": presets.ALGORITHMS}, short={"alpha": "alphas", "seed": "seeds", "lr": "rates"})  # fmt: skip
     parser.hide(OPTIONS)
     options = parse.parse(parser, argv)
@@ -37,23 +38,26 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise UserError(f"sharing.setting must be real (no sharing): these methods have no pool, got {quote(setting)}.")
     if "partition.alpha" not in options.fields:
         raise UserError(f"--alphas varies partition.alpha, which {options['partition.name']} does not have.")
+    grid.require_validation(options, "rates", several=True)
+    learning_rates.tuning_seeds(options, "rates")
     return options
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return a trial per alpha (``at``), method, learning rate (None: FedCVAE, with the paper's rates) and seed."""
-    rates, rows = grid.values(options, "rates", float), list[Row]()
+    """Return an entry per alpha (``at``), method and seed, after entries that choose rates (not those of FedCVAE)."""
+    rates, seeds, result = grid.values(options, "rates", float), learning_rates.tuning_seeds(options, "rates"), []
     methods = grid.values(options, "methods", str, " | ".join(presets.METHODS))
-    grid.require_validation(options, "rates", several=True)
     for alpha, method in product(grid.values(options, "alphas", float), methods):
         row = presets.row(method, options.preset, grid.base(options), options.asked)
-        for rate in [None] if row["algorithm"] == "fedcvae" else rates:
-            varied = {} if rate is None else {"client.lr": rate}
-            rows.append(({"method": method, "at": alpha, "rate": rate}, {**row, "partition.alpha": alpha, **varied}))
-    return expand(options, rows)
+        field = "" if row["algorithm"] == "fedcvae" else "client.lr"
+        labels = {"method": method, "at": alpha, "line": f"{method}, alpha {alpha:g}", "field": field}
+        fields = {**row, "partition.alpha": alpha, **({field: rates[0]} if field else {})}
+        tries = [((field, rate),) for rate in rates if field]
+        result += learning_rates.with_tuning(expand(options, [(labels, fields)]), tries, seeds)
+    return result
 
 
-fedcvae = Study("fedcvae", arguments, entries, report)
+fedcvae = Study("fedcvae", arguments, entries, report, learning_rates.play, plan=learning_rates.plan)
 
 if __name__ == "__main__":
     parse.main(fedcvae)

@@ -2,10 +2,12 @@
 
 REAL is FedDM with real images instead of fitted images. The radius limits the weights at which images are fitted.
 
-python sweeps/feddm.py                     # digits, 348 runs of seconds
+python sweeps/feddm.py                     # digits, some 200 runs of seconds
 python sweeps/feddm.py --preset smoke      # the same code with smaller numbers
 python sweeps/feddm.py --dataset mnist --data-dir DIR      # hours: 2,000 images, other learning rates
 python sweeps/feddm.py --preset paper --dataset cifar10 --data-dir DIR --partition.n_clients 50      # for GPUs
+
+Each row of a table has the learning rate with the best validation accuracy on the seeds of --tuning-seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +17,8 @@ from typing import Any
 from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.errors import UserError
-from fedcommons.tune import grid
-from fedcommons.tune.study import Entry, Report, Results, Row, Study, expand
+from fedcommons.tune import grid, learning_rates
+from fedcommons.tune.study import Entry, Report, Results, Study, expand
 
 ALGORITHMS = "feddm,fedavg,fedprox,fednova,scaffold"
 OF_RATES = {"image-rates": "feddm.image_lr", "rates": "client.lr"}
@@ -75,6 +77,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("radii", str, "3,5,10", "radii to compare; empty for none"),
         ("sigmas", str, "1,3,5", "noise levels of figure 3; empty for none"),
         ("noisy", str, "feddm", "algorithms of figure 3; all but feddm use DP-SGD with the same sigma (slow)"),
+        learning_rates.OPTION,
         ("study-alpha", float, 0.5 if paper else 0.1, "alpha of the studies of ipc, radius and noise"),
     ), lists={"algorithms": ALGORITHMS}, short={"alpha": "alphas", "seed": "seeds"})  # fmt: skip
     options = parse.parse(parser, argv)
@@ -82,50 +85,58 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise UserError("--ipcs, --radii and --sigmas compare FedDM: add feddm to --algorithms or leave them empty.")
     owners = {"seed": "seeds", "algorithm": "algorithms", "partition.alpha": "alphas"}
     parse.refuse_fields(options, {**owners, **grid.rate_owners(options, argv, OF_RATES)})
+    learning_rates.tuning_seeds(options, *OF_RATES)
     return options
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return an entry for each table, method, alpha (label ``at``), learning rate (None for REAL) and seed."""
-    base, rows = grid.base(options), list[Row]()
+    """Return an entry for each table, method, alpha (label ``at``) and seed, after entries that choose learning rates.
+
+    The label ``field`` names the learning rate that is chosen (empty for REAL).
+    """
+    base, result, seeds = grid.base(options), list[Entry](), learning_rates.tuning_seeds(options, *OF_RATES)
     listed = {field: grid.listed(options, name, float) for name, field in OF_RATES.items()}
 
-    def add(table: str, method: str, alpha: float, **fields: Any) -> None:
+    def add(table: str, method: str, alpha: float, fields: Mapping[str, Any], line: str = "") -> None:
         values = {**base, "partition.alpha": alpha, **fields}
-        rate_field = "feddm.image_lr" if values["algorithm"] == "feddm" else "client.lr"
-        real = values["algorithm"] == "feddm" and values["feddm.iterations"] == 0
-        rates = [None] if real else listed[rate_field] or [values[rate_field]]
-        for rate in rates:
-            varied = {} if rate is None else {rate_field: rate}
-            rows.append(({"table": table, "method": method, "at": alpha, "rate": rate}, {**values, **varied}))
+        field = "feddm.image_lr" if values["algorithm"] == "feddm" else "client.lr"
+        if values["algorithm"] == "feddm" and values["feddm.iterations"] == 0:
+            field = ""
+        rates = (listed[field] or [values[field]]) if field else []
+        labels = {"table": table, "method": method, "at": alpha, "field": field,
+                  "line": f"{line or method}, alpha {alpha:g}"}  # fmt: skip
+        of_row = expand(options, [(labels, {**values, **({field: rates[0]} if field else {})})])
+        tries = [] if line else [((field, rate),) for rate in rates if field]
+        result.extend(learning_rates.with_tuning(of_row, tries, seeds))
 
     alpha = options.study_alpha
     for alpha_of_row, algorithm in product(grid.values(options, "alphas", float), grid.values(options, "algorithms")):
-        add("methods", algorithm, alpha_of_row, algorithm=algorithm)
+        add("methods", algorithm, alpha_of_row, {"algorithm": algorithm})
         if algorithm == "feddm":
-            add("methods", "REAL", alpha_of_row, algorithm="feddm", **{"feddm.iterations": 0})
+            add("methods", "REAL", alpha_of_row, {"algorithm": "feddm", "feddm.iterations": 0})
     for ipc in grid.listed(options, "ipcs", int):
-        few = {"feddm.ipc": ipc, "feddm.least": max(ipc, base["feddm.least"])}
-        add("images per class", f"feddm, ipc {ipc}", alpha, algorithm="feddm", **few)
+        few = {"algorithm": "feddm", "feddm.ipc": ipc, "feddm.least": max(ipc, base["feddm.least"])}
+        add("images per class", f"feddm, ipc {ipc}", alpha, few)
     for radius in grid.listed(options, "radii", float):
-        add("radius", f"feddm, radius {radius:g}", alpha, algorithm="feddm", **{"feddm.radius": radius})
+        add("radius", f"feddm, radius {radius:g}", alpha, {"algorithm": "feddm", "feddm.radius": radius})
     levels = grid.listed(options, "sigmas", float)
     for sigma, algorithm in product([0.0, *levels] if levels else [], grid.values(options, "noisy")):
         private: dict[str, Any] = {"dp.local": sigma > 0, "dp.noise_multiplier": sigma or 1.0}
-        fields = {"feddm.sigma": sigma} if algorithm == "feddm" else private
-        add("noise level", f"{algorithm}, noise level {sigma:g}", alpha, algorithm=algorithm, **fields)
-    if levels:  # a run for the report's pictures of images after round 1
-        add("round", "feddm, round 1", alpha, algorithm="feddm", **{"federation.rounds": 1})
-    return expand(options, rows)
+        noisy = {"feddm.sigma": sigma} if algorithm == "feddm" else private
+        add("noise level", f"{algorithm}, noise level {sigma:g}", alpha, {"algorithm": algorithm, **noisy})
+    if levels:  # for the report's pictures of images after round 1, at the learning rate of noise level 0
+        once = {"algorithm": "feddm", "federation.rounds": 1}
+        add("round", "feddm, round 1", alpha, once, "feddm, noise level 0")
+    return result
 
 
-def render(results: Results) -> Report:
+def render(results: Results) -> Report | None:
     from papers.feddm.tables import report
 
     return report(results)
 
 
-feddm = Study("feddm", arguments, entries, render)
+feddm = Study("feddm", arguments, entries, render, learning_rates.play, plan=learning_rates.plan)
 
 if __name__ == "__main__":
     parse.main(feddm)

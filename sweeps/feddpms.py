@@ -8,7 +8,8 @@ python sweeps/feddpms.py --preset paper --dataset fmnist --data-dir DIR      # t
 python sweeps/feddpms.py --preset authors --dataset cifar10 --data-dir DIR   # as the authors' released code runs it
 
 ``--clients``: pairs of a number of clients and the number of all their images. ``--preliminary``: shares of the rounds
-that belong to stage I.
+that belong to stage I. With several ``--lrs``, each row has the learning rate with the best validation accuracy on the
+seeds of --tuning-seeds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,8 @@ from itertools import product
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.tune import grid
-from fedcommons.tune.study import Entry, Report, Results, Row, Study, expand
+from fedcommons.tune import grid, learning_rates
+from fedcommons.tune.study import Entry, Report, Results, Study, expand
 from papers.feddpms import presets
 
 ALGORITHMS = "feddpms,fedvae,fedavg,fedprox,moon,fedmix"
@@ -40,6 +41,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("receives", str, "decoded,real,nothing" if preset == "small" else "",
          "ablations at every alpha, compared with FedAvg: decoded, real, nothing; empty for none"),
         ("lrs", str | None, None, "learning rates to choose from by validation accuracy; default: client.lr alone"),
+        learning_rates.OPTION,
         ("clients", str, ",".join(f"{n}:{500 * n}" for n in range(10, 60, 10)) if hundred else "",
          "table 2: pairs N:images, the number of clients and of all their images, at the first alpha"),
     )  # fmt: skip
@@ -48,15 +50,16 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     options = parse.parse(parser, argv)
     grid.refuse_fields(options, {} if options.lrs is None else {"client.lr": "lrs"})
     grid.require_validation(options, "lrs")
+    learning_rates.tuning_seeds(options)
     return options
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return an entry for each table (label ``table``), method, learning rate and seed, each trial once per table.
+    """Return an entry for each table (label ``table``), method and seed, after entries that choose learning rates.
 
-    All methods train the same encoder; some methods add a decoder.
+    Each trial is once in a table. All methods train the same encoder; some methods add a decoder.
     """
-    rows: list[Row] = []
+    result, seeds = list[Entry](), learning_rates.tuning_seeds(options)
     algorithms, alphas = grid.values(options, "algorithms"), grid.values(options, "alphas", float)
     rates = [options.client.lr] if options.lrs is None else grid.values(options, "lrs", float)
 
@@ -64,7 +67,10 @@ def entries(options: parse.Options) -> list[Entry]:
         row = {"algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": "real", **fields}
         if "model.name" not in options.asked:
             row["model.name"] = "vae" if algorithm in AUTOENCODERS else "encoder"
-        rows.extend(({"table": table}, {**row, "client.lr": rate}) for rate in rates)
+        varied = ", ".join(f"{name} {value}" for name, value in fields.items())
+        labels = {"table": table, "line": f"{table}: {algorithm}, alpha {alpha:g}{f', {varied}' * bool(varied)}"}
+        of_row = expand(options, [(labels, {**row, "client.lr": rates[0]})])
+        result.extend(learning_rates.with_tuning(of_row, [(("client.lr", rate),) for rate in rates], seeds))
 
     for alpha, algorithm in product(alphas, algorithms):
         add("Table 1", algorithm, alpha)
@@ -82,7 +88,7 @@ def entries(options: parse.Options) -> list[Entry]:
     for share in grid.listed(options, "preliminary", float, "[0, 1)"):
         rounds = _preliminary(share, options.federation.rounds)
         add("Figure 3", "feddpms", alphas[0], **{"feddpms.preliminary_rounds": rounds})
-    return list({(e["table"], e.cell.name): e for e in expand(options, rows)}.values())
+    return list({(e["table"], e.cell.name): e for e in result}.values())
 
 
 def _preliminary(share: float, rounds: int) -> int | None:
@@ -91,13 +97,13 @@ def _preliminary(share: float, rounds: int) -> int | None:
     return None if last == round(0.4 * rounds) else last
 
 
-def render(results: Results) -> Report:
+def render(results: Results) -> Report | None:
     from papers.feddpms.tables import report
 
     return report(results)
 
 
-feddpms = Study("feddpms", arguments, entries, render)
+feddpms = Study("feddpms", arguments, entries, render, learning_rates.play, plan=learning_rates.plan)
 
 if __name__ == "__main__":
     parse.main(feddpms)

@@ -3,6 +3,8 @@
 python sweeps/table2.py                     # digits, some minutes per seed
 python sweeps/table2.py --preset smoke      # the same code with smaller numbers
 python sweeps/table2.py --preset paper --dataset cifar10 --data-dir DIR      # the paper's numbers, for GPUs
+
+Each method and alpha has the learning rate with the best validation accuracy on the seeds of --tuning-seeds.
 """
 
 from collections.abc import Sequence
@@ -10,8 +12,8 @@ from itertools import product
 
 from fedcommons.cli import parse
 from fedcommons.config.experiment import Experiment
-from fedcommons.tune import grid
-from fedcommons.tune.study import Entry, Row, Study, expand
+from fedcommons.tune import grid, learning_rates
+from fedcommons.tune.study import Entry, Study, expand
 from papers.fedssyn import table2_presets as presets
 from papers.fedssyn.published import fedssyn_table1
 from papers.fedssyn.table2_report import report
@@ -33,16 +35,18 @@ def arguments(argv: Sequence[str]) -> parse.Options:
          "clients' learning rates to choose from by validation accuracy; empty: only client.lr"),
         ("image-rates", str, rates[1],
          "learning rates of FedDM's pixels to choose from by validation accuracy; empty: only feddm.image_lr"),
+        learning_rates.OPTION,
     ), lists=lists, short={"alpha": "alphas", "seed": "seeds"})  # fmt: skip
     options = parse.parse(parser, argv)
     grid.values(options, "methods", str, " | ".join(presets.METHODS))
     parse.refuse_fields(options, {**OWNERS, **grid.rate_owners(options, argv, OF_RATES)})
+    learning_rates.tuning_seeds(options, *OF_RATES)
     return options
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return a trial for each alpha (label ``at``), method, learning rate and seed."""
-    base, targets, rows = grid.base(options), {}, list[Row]()
+    """Return an entry for each alpha (label ``at``), method and seed, after entries that choose learning rates."""
+    base, targets, result = grid.base(options), {}, list[Entry]()
     if options.preset == "paper" and options.target == Experiment().target:  # Table 1's targets by default
         targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()}
     federation = base["data.name"], base["partition.n_clients"], base["federation.participation"]
@@ -50,13 +54,15 @@ def entries(options: parse.Options) -> list[Entry]:
         row = presets.METHODS[method]
         name = "image-rates" if row["algorithm"] == "feddm" else "rates"
         field, target = OF_RATES[name], targets.get((*federation, alpha), options.target)
-        for rate in grid.listed(options, name, float) or [base[field]]:
-            fields = {**row, "partition.alpha": alpha, "target": target, field: rate}
-            rows.append(({"method": method, "at": alpha, "rate": rate}, fields))
-    return expand(options, rows)
+        rates = grid.listed(options, name, float) or [base[field]]
+        fields = {**row, "partition.alpha": alpha, "target": target, field: rates[0]}
+        labels = {"method": method, "at": alpha, "line": f"{method}, alpha {alpha:g}", "field": field}
+        tries, seeds = [((field, rate),) for rate in rates], learning_rates.tuning_seeds(options, *OF_RATES)
+        result += learning_rates.with_tuning(expand(options, [(labels, fields)]), tries, seeds)
+    return result
 
 
-table2 = Study("table2", arguments, entries, report)
+table2 = Study("table2", arguments, entries, report, learning_rates.play, plan=learning_rates.plan)
 
 if __name__ == "__main__":
     parse.main(table2)

@@ -16,13 +16,12 @@ CSV = ("method", "at", "rate", "MB", *tables.RUN)
 
 def report(results: Results) -> Report | None:
     """Return the report of the table's seeds, or None if no run of these seeds is finished."""
-    reported = [e for e in results.entries if not e.is_tuning]
-    runs = results.runs[results.runs["cell"].isin([e.cell.name for e in reported])]
+    runs = results.reported
     if runs.empty:
         return None
     runs = runs.assign(rate=runs["client.lr"])
     records = tables.records(runs, CSV)
-    title = grid.title([e.cell.config for e in reported])
+    title = grid.title(results.configs)
     return Report(
         table(runs) + tables.numbered(notes(results, runs)), records,
         {"preset": results.options.preset, "cells": records},
@@ -49,18 +48,12 @@ def table(runs: Any) -> str:
 
 
 def notes(results: Results, runs: Any) -> list[str]:
-    options = results.options
-    configs = [e.cell.config for e in results.entries if not e.is_tuning]
+    options, configs = results.options, results.configs
     c = configs[0]
-    rate = "The learning rate was fixed for all methods (client.lr), not chosen per method."
-    if learning_rates.tuning_seeds(options):
-        rate = (
-            f"Learning rate: chosen for each method and alpha among {options.lrs} by the validation accuracy after the "
-            f"last round, on seeds {options.tuning_seeds}, which the table leaves out. Learning rates at which a "
-            "run diverged, also on a seed of the table, are excluded. Test data chose nothing."
-        )
-        if fixed := sorted({name for c in configs for name in c.flat if name.endswith(".server_lr")}):
-            rate += f" Not chosen: {', '.join(fixed)}; choose it by tune --space {fixed[0]}=0.01,0.1."
+    rate = learning_rates.choice(options)
+    fixed = sorted({name for c in configs for name in c.flat if name.endswith(".server_lr")})
+    if learning_rates.tuning_seeds(options) and fixed:
+        rate += f" Not chosen: {', '.join(fixed)}; choose it by tune --space {fixed[0]}=0.01,0.1."
     return [
         f"{c.data.name}, {runs['n_clients'].max():.0f} clients ({c.partition.name}), "
         f"C = {c.federation.participation:g}, {grid.several(configs, 'federation.rounds')} rounds, "

@@ -1,6 +1,6 @@
 """Run the trials of a sweep in this process, so that the sweep's command finds finished trials and needs no Ray."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from fedcommons.errors import UserError
 from fedcommons.runs import experiment
+from fedcommons.tune.study import Entry, Study
 from fedcommons.tune.sweep import Trial
 
 
@@ -18,6 +19,12 @@ def rows_of(markdown: str, begin: str = "|") -> list[list[str]]:
     """Return the texts of the table cells, for each line of the Markdown that starts with ``begin``."""
     lines = [line for line in markdown.splitlines() if line.startswith(begin)]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def in_order(study: Study, entries: Sequence[Entry], out: Path) -> Iterator[Entry]:
+    """Yield the entries that choose learning rates, then the reported ones at the rates that runs in ``out`` choose."""
+    yield from (entry for entry in entries if entry.is_tuning)
+    yield from (entry for entry in study.plan(entries, out) if not entry.is_tuning)
 
 
 def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:

@@ -2,13 +2,12 @@
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,6 @@ from sweep_runs import complete, rows_of
 from fedcommons.errors import UserError
 from fedcommons.tracking.run_folder import read_summary
 from papers.agc import coding, curves
-from papers.feddm import tables as feddm_tables
 from papers.feddpms import exchange
 from papers.replications import report
 from papers.replications.report import Compared
@@ -31,65 +29,44 @@ feddm = report_runs.script("feddm")
 
 def test_a_run_of_several_tables_is_run_once(feddm: ModuleType) -> None:
     result = feddm.entries(feddm.arguments(["--rates=0.2,2", "--image-rates=1,0.03", "--noisy=feddm,scaffold"]))
-    at_one = [e for e in result if e["at"] == 0.1 and e.cell.config.seed == 0]
-    names = {(e["table"], e["method"], e["rate"]): e.cell.name for e in at_one}
-    same = [("methods", "feddm", 1), ("images per class", "feddm, ipc 3", 1), ("radius", "feddm, radius 5", 1),
-            ("noise level", "feddm, noise level 0", 1)]  # fmt: skip
-    assert len({names[each] for each in same}) == 1
+    at_one = [e for e in result if e["at"] == 0.1]
+    names = {(e["table"], e["method"], e.cell.seed, e.labels.get("rates")): e.cell.name for e in at_one}
+    same = [("methods", "feddm"), ("images per class", "feddm, ipc 3"), ("radius", "feddm, radius 5"),
+            ("noise level", "feddm, noise level 0")]  # fmt: skip
+    for seed, rates in ((0, None), (100, (("feddm.image_lr", 0.03),))):
+        assert len({names[*each, seed, rates] for each in same}) == 1
     assert next(e for e in result if e["method"] == "REAL").cell.config.flat["feddm.iterations"] == 0
     for e in result:
         name, rates = ("feddm.image_lr", (1, 0.03)) if "feddm" in e["method"] else ("client.lr", (0.2, 2))
-        assert e["method"] == "REAL" or e.cell.config.flat[name] == e["rate"] in rates
+        assert e["method"] == "REAL" or (e["field"] == name and e.cell.config.flat[name] in rates)
+        assert e.is_tuning == (e.cell.seed == 100)
 
 
-def frame(*lines: tuple[str, str, float | None, int, float, float]) -> pd.DataFrame:
-    """Return the sweep's frame of runs: table, method, learning rate, seed, validation and test accuracy."""
-    same: dict[str, Any] = {"at": 0.1, "level": 0.0, "rounds": 8, "bytes_once": 0, "bytes_up": 4e6, "bytes_down": 8e6}
-    names = ("table", "method", "rate", "seed", "validation_accuracy", "last_accuracy")
-    rows = [{**same, **dict(zip(names, line, strict=True)), "run": str(i)} for i, line in enumerate(lines)]
-    runs = pd.DataFrame(rows).astype({"rate": float})
-    algorithm = runs["method"].str.replace(r",.*|REAL", "", regex=True).replace("", "feddm")
-    return runs.assign(algorithm=algorithm, best_accuracy=runs["last_accuracy"], rounds_to_target=4)
-
-
-def select_runs(result: pd.DataFrame) -> list[str]:
-    return result.loc[feddm_tables.with_choice(result)["chosen"], "run"].tolist()
-
-
-def test_rates_are_chosen_by_the_mean_validation_accuracy_over_seeds() -> None:
-    """For each method, table and alpha alone; REAL keeps its only runs, the run of one round that of the longer run.
-
-    Ties go to the smaller rate; a rate without all seeds is left out.
-    """
-    noise = "feddm, noise level 0"
-    runs = frame(
-        ("methods", "feddm", 0.03, 0, 0.90, 0.50), ("methods", "feddm", 0.03, 1, 0.80, 0.50),
-        ("methods", "feddm", 0.3, 0, 0.70, 0.99), ("methods", "feddm", 0.3, 1, 0.99, 0.99),
-        ("methods", "REAL", None, 0, 0.1, 0.1), ("methods", "REAL", None, 1, 0.1, 0.1),
-        ("methods", "fedavg", 0.3, 0, 0.2, 0.9), ("methods", "fedavg", 1.0, 0, 0.3, 0.8),
-        ("noise level", noise, 0.03, 0, 0.6, 0.6), ("noise level", noise, 0.3, 0, 0.7, 0.5),
-        ("round", "feddm, round 1", 0.03, 0, 0.4, 0.4), ("round", "feddm, round 1", 0.3, 0, 0.2, 0.2),
-    )  # fmt: skip
-    assert select_runs(runs) == ["0", "1", "4", "5", "7", "9", "11"]
-    lines = [("methods", "fedavg", rate, seed, 0.5, 0.5) for rate in (2.0, 0.3, 1.0) for seed in (0, 1)]
-    assert select_runs(frame(*lines)) == ["2", "3"]
-    assert select_runs(frame(*lines, ("methods", "fedavg", 0.1, 0, 0.9, 0.9))) == ["2", "3"]  # its seed 1 failed
+def test_a_run_of_one_round_has_the_rate_of_the_longer_run(
+    feddm: ModuleType, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    argv = ["--alphas=0.1", "--algorithms=feddm", "--ipcs=", "--radii=", "--image-rates=0.03,0.1,0.3"]
+    entries = feddm.entries(feddm.arguments(argv))
+    for e in {e.cell.name: e for e in entries if e.is_tuning}.values():
+        is_best = e["rates"][0][1] == 0.1
+        recorded(tmp_path / e.cell.name, e.cell.config, None, {"validation/accuracy": 0.7 + 0.1 * is_best})
+    rounds = [e for e in feddm.feddm.plan(entries, tmp_path) if e["table"] == "round"]
+    assert [(e.cell.config.flat["feddm.image_lr"], e.cell.rounds) for e in rounds] == [(0.1, 1)] * 3
 
 
 @pytest.mark.long
 def test_tables_and_pictures_from_small_runs(feddm: ModuleType, tmp_path: Path) -> None:
     argv = ["--preset=smoke", "--seeds=0", "--alphas=0.5", "--study-alpha=0.5", "--algorithms=feddm", "--sigmas=2",
-            "--wandb=off", "--noisy=feddm,fedavg", "--image-rates=0.1,0.3", "--ipcs=", "--radii=",
+            "--wandb=off", "--noisy=feddm,fedavg", "--image-rates=0.1", "--ipcs=", "--radii=",
             "--feddm.server_epochs=2", f"--out={tmp_path}"]  # fmt: skip
     entries = feddm.entries(feddm.arguments(argv))
     text = complete(feddm.feddm, argv, [e.cell for e in entries], tmp_path)
     every = pd.read_csv(tmp_path / "feddm.csv")
     assert len(every) == len(entries)
-    chosen = every[every["chosen"]]
-    of_methods = chosen[chosen["table"] == "methods"]
+    of_methods = every[every["table"] == "methods"]
     lines = rows_of(text, "| 0.5 ")[:2]
     assert [line[4] for line in lines] == [f"{100 * a:.1f}" for a in of_methods["last_accuracy"]]
-    first = chosen.iloc[0]
+    first = every.iloc[0]
     of_class = 4 * 64 * 3 + 8  # three images of 8x8 float32, and a label of 8 bytes
     sent = first["bytes_up"] / first["rounds"] / of_class
     assert sent == pytest.approx(round(sent), abs=1e-6)

@@ -36,18 +36,33 @@ MOST_ADDED = 3
 """Largest number of values that are added at each end of a list of learning rates."""
 
 OPTION: NewOption = (
-    "tuning-seeds", str, "100", "if --lrs lists several: seeds on which rates are chosen; the table leaves them out",
+    "tuning-seeds", str, "100", "if several rates are listed: seeds on which one is chosen; the table leaves them out",
 )  # fmt: skip
 
 
-def tuning_seeds(options: parse.Options) -> tuple[int, ...]:
-    """Return the seeds on which learning rates are chosen (none may be in ``--seeds``); empty without a choice."""
-    if "," not in (options.lrs or ""):
+def tuning_seeds(options: parse.Options, *lists: str) -> tuple[int, ...]:
+    """Return the seeds on which learning rates are chosen (none may be in ``--seeds``); empty without a choice.
+
+    lists: names of the options that list learning rates; default: ``lrs``.
+    """
+    if not any("," in (options[name] or "") for name in lists or ("lrs",)):
         return ()
     seeds = grid.values(options, "tuning-seeds", int)
     if both := {*grid.values(options, "seeds", int)} & {*seeds}:
         raise UserError(f"--tuning-seeds takes seeds that --seeds does not list, got {min(both)} in both.")
     return seeds
+
+
+def choice(options: parse.Options, *lists: str, otherwise: str = "All learning rates were fixed.") -> str:
+    """Return a footnote: how rates were chosen, or ``otherwise`` without a choice. lists: as for ``tuning_seeds``."""
+    if not tuning_seeds(options, *lists):
+        return otherwise
+    listed = "; ".join(options[name] for name in lists or ("lrs",) if options[name])
+    return (
+        f"Learning rate: chosen for each row among {listed} by the validation accuracy after the last round, on seeds "
+        f"{options.tuning_seeds}, which the table leaves out. Learning rates at which a run diverged, also on a seed "
+        "of the table, are excluded. Test data chose nothing."
+    )
 
 
 def with_rates(entry: Entry, rates: Rates, /, **more: Any) -> Entry:

@@ -55,12 +55,18 @@ class Results:
 
     @property
     def configs(self) -> list[Experiment]:
-        return [entry.cell.config for entry in self.entries]
+        """Return the experiments of the table, without those that only choose learning rates."""
+        return [entry.cell.config for entry in self.entries if not entry.is_tuning]
 
     @property
     def finished(self) -> list[Entry]:
         names = set(self.runs["cell"])
         return [entry for entry in self.entries if entry.cell.name in names]
+
+    @property
+    def reported(self) -> Any:
+        """Return the rows of ``runs`` that the table shows, without those that only choose learning rates."""
+        return self.runs[self.runs["cell"].isin([e.cell.name for e in self.entries if not e.is_tuning])]
 
     @property
     def smoke(self) -> bool:
@@ -172,20 +178,14 @@ def gaps(runs: Any, others: Any) -> list[float]:
     return [100 * gap for gap in (both["last_accuracy_x"] - both["last_accuracy_y"]).dropna()]
 
 
-def chosen_runs(frame: Any, methods: Iterable[str]) -> dict[tuple[float, str], Any]:
-    """Return the rows of ``frame`` that are ``chosen`` by (alpha, method), in the order of ``methods`` and seeds."""
-    chosen = frame[frame["chosen"]].sort_values("seed")
-    pairs = product(dict.fromkeys(frame["at"]), methods)
-    by_pair = {(alpha, m): chosen[(chosen["at"] == alpha) & (chosen["method"] == m)] for alpha, m in pairs}
+def by_method(frame: Any, methods: Iterable[str]) -> dict[tuple[float, str], Any]:
+    """Return the rows of ``frame`` by (alpha, method), in the order of ``methods`` and seeds."""
+    ordered, pairs = frame.sort_values("seed"), product(dict.fromkeys(frame["at"]), methods)
+    by_pair = {(alpha, m): ordered[(ordered["at"] == alpha) & (ordered["method"] == m)] for alpha, m in pairs}
     return {pair: runs for pair, runs in by_pair.items() if not runs.empty}
 
 
-def with_choice(runs: Any, keys: Sequence[str]) -> Any:
-    """Return the frame with the column ``chosen``: whether a run has its line's best learning rate.
-
-    keys: columns that name a line. The best rate has the highest validation accuracy (``tables.at_best_rate``).
-    """
-    from fedcommons.reports import tables
-
-    best = [tables.at_best_rate(group, "rate").index for _, group in runs.groupby(list(keys), dropna=False)]
-    return runs.copy().assign(chosen=runs.index.isin([i for index in best for i in index]))
+def with_rate(runs: Any) -> Any:
+    """Return the runs with the column ``rate``: the value of the config field that the label ``field`` names."""
+    rates = [run[run["field"]] if run["field"] else None for run in runs.to_dict("records")]
+    return runs.assign(rate=rates).astype({"rate": float})

@@ -9,18 +9,18 @@ from fedcommons.config import registry
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell, plain
 from fedcommons.reports.intervals import ends, student
-from fedcommons.tune import grid
-from fedcommons.tune.study import Report, Results, chosen_runs, gaps, with_choice
+from fedcommons.tune import grid, learning_rates
+from fedcommons.tune.study import Report, Results, by_method, gaps, with_rate
 from papers.fedcvae.presets import METHODS, SENDS
 
 MB = 10**6
 FEDCVAE = ("fedcvae-ens", "fedcvae-kd")
-CSV = ("method", "at", "rate", "chosen", "disclosed", *tables.RUN)
+CSV = ("method", "at", "rate", "disclosed", *tables.RUN)
 
 
 def markdown(frame: Any, notes: Sequence[str]) -> str:
     """Return Markdown tables: accuracies and bytes; FedCVAE's accuracy minus each other method's, paired by seed."""
-    by_pair, lines, ahead = chosen_runs(frame, METHODS), [], []
+    by_pair, lines, ahead = by_method(frame, METHODS), [], []
     for (alpha, method), runs in by_pair.items():
         accuracies = [100 * value for value in runs["last_accuracy"]]
         sent = [f"{runs[name].mean() / MB:.3g}" for name in ("bytes_up", "bytes_down")]
@@ -57,15 +57,16 @@ def notes(results: Results) -> list[str]:
         f"train the classifier with {c.optimizer}, batch size B = {c.batch_size}. fedavg has "
         f"{options['client.epochs']} local epochs per round, the other methods have all epochs in one round.",
         grid.method_note(results.configs),
-        f"Rate: learning rate client.lr, chosen among {options.rates} by the highest validation accuracy after the "
-        "last round (mean over the table's seeds; in a tie the smaller). FedCVAE has the learning rates of its paper.",
+        "Rate: learning rate client.lr; FedCVAE has the learning rates of its paper.",
+        learning_rates.choice(options, "rates"),
+        *learning_rates.notes(results.entries),
         "Accuracy after the last round on test data, which were not used for any choice. Intervals: Student's t, for "
         "the mean over seeds and for differences paired by seed.",
         "MB: 10^6 bytes of all clients in all rounds. Disclosed: share of all examples that a client disclosed to "
         "others, as data or through a decoder, without an epsilon. Classifiers and their updates are not counted here; "
         "they have no epsilon either.",
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
-        *tables.rejected_notes(results.runs),
+        *tables.rejected_notes(results.reported),
     ]
 
 
@@ -74,7 +75,7 @@ def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
     from fedcommons.reports import plots
     from fedcommons.reports.series import looks
 
-    by_pair = chosen_runs(frame, METHODS)
+    by_pair = by_method(frame, METHODS)
     alphas, methods = list(dict.fromkeys(at for at, _ in by_pair)), [m for m in METHODS if m in {n for _, n in by_pair}]
     width, look = 0.8 / len(methods), looks(methods)
     drawing, ((axes,),) = plots.panels(1, 1, (2 + 2 * len(alphas), 4))
@@ -94,8 +95,10 @@ def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
     plots.save(drawing, path, 120, smoke)
 
 
-def report(results: Results) -> Report:
-    frame, options = with_choice(results.runs, ["at", "method"]), results.options
+def report(results: Results) -> Report | None:
+    if results.reported.empty:
+        return None
+    frame, options = with_rate(results.reported), results.options
     records = tables.records(frame, CSV)
     n, dataset = frame["seed"].nunique(), registry.label(options.data.name)
     title = f"{dataset}, {n} seeds, 95 % intervals of the mean" if n > 1 else f"{dataset}, one seed"

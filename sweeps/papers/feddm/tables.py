@@ -1,8 +1,8 @@
-"""Tables and pictures of the FedDM sweep: methods at their chosen learning rates, FedDM minus each method, tried rates.
+"""Tables and pictures of the FedDM sweep: methods at their learning rates, FedDM minus each method, and studies.
 
 A frame here has a row for each pair of a run and a table that contains the run. Its columns are the labels ``table``,
-``method``, ``at`` (alpha) and ``rate`` (learning rate: of the synthetic pixels for FedDM, none for REAL, of the clients
-for other methods), ``level`` (noise level), ``chosen``, and the columns of ``load_runs``.
+``method`` and ``at`` (alpha), ``rate`` (learning rate: of the synthetic pixels for FedDM, none for REAL, of the clients
+for other methods), ``level`` (noise level), and the columns of ``load_runs``.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from fedcommons.flat_tensors import data
 from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell, until_target
 from fedcommons.reports.intervals import ends
-from fedcommons.tune import study
+from fedcommons.tune import learning_rates, study
 from fedcommons.tune.study import Report, Results
 from papers import curves
 from papers.feddm import surrogate
@@ -28,32 +28,16 @@ from papers.feddm import surrogate
 MB = 10**6
 METHODS, ROUND, NOISE, IPC = "methods", "round", "noise level", "images per class"
 """Tables: table 2 (``METHODS``), runs of one round for a picture (``ROUND``), figure 3 (``NOISE``), 11 (``IPC``)."""
-_ROW = ["table", "at", "method"]
-
-
-def with_choice(frame: Any) -> Any:
-    """Return the frame with the column ``chosen``: whether the run has the chosen learning rate of its table row.
-
-    A row is a method at an alpha in a table; ``tables.at_best_rate`` chooses the rate of the row. A run of the table
-    ``ROUND`` (one round) is chosen if it has the learning rate that was chosen for FedDM without noise.
-    """
-    frame = study.with_choice(frame, _ROW)
-    longer = frame[
-        frame["chosen"] & (frame["table"] == NOISE) & (frame["level"] == 0) & (frame["algorithm"] == "feddm")
-    ]
-    of_round = frame["rate"].isin(longer["rate"])
-    return frame.assign(chosen=frame["chosen"].where(frame["table"] != ROUND, of_round))
 
 
 def markdown(frame: Any, notes: Sequence[str]) -> str:
-    """Return all tables of a frame with the column ``chosen``; ``>`` marks means with seeds that missed the target."""
+    """Return all tables of a frame; ``>`` marks means with seeds that missed the target."""
     visible = frame[frame["table"] != ROUND]  # the runs of the table ROUND are only for a picture
     parts = []
-    for table, runs in visible[visible["chosen"]].groupby("table", sort=False):
+    for table, runs in visible.groupby("table", sort=False):
         parts.append(f"## {'Methods' if table == METHODS else f'By {table}'}\n\n{_rows(runs)}")
         if table == METHODS:
             parts += [f"## FedDM against each method\n\n{section}" for section in [_ahead(runs)] if section]
-    parts += [f"## Rates that were tried\n\n{section}" for section in [_tried(visible)] if section]
     return "\n".join(parts) + tables.numbered(notes)
 
 
@@ -84,26 +68,9 @@ def _ahead(frame: Any) -> str:
     return tables.markdown(head, lines) if lines else ""
 
 
-def _tried(frame: Any) -> str:
-    """Return a table of last validation (and test) accuracies of all methods that tried several learning rates."""
-    of_rows = {key[1:]: runs for key, runs in frame.groupby(_ROW, sort=False) if runs["rate"].nunique() > 1}
-    rates = sorted({rate for runs in of_rows.values() for rate in runs["rate"]})
-    lines = []
-    for (alpha, method), runs in of_rows.items():
-        at = {rate: _validated(of_rate) for rate, of_rate in runs.groupby("rate")}
-        lines.append([columns.text(alpha), method, *(at.get(rate, "") for rate in rates)])
-    return tables.markdown(["alpha", "method", *map(columns.text, rates)], lines) if lines else ""
-
-
-def _validated(runs: Any) -> str:
-    """Return the mean validation (and test) accuracy at one learning rate as text, bold if the rate was chosen."""
-    validation, test = (f"{100 * runs[name].mean():.1f}" for name in ("validation_accuracy", "last_accuracy"))
-    return f"**{validation}** ({test})" if runs["chosen"].all() else f"{validation} ({test})"
-
-
 def courses(frame: Any, path: Path, smoke: bool, table: str = METHODS) -> None:
     """Draw figure 2 or 11: test accuracy over rounds, and over MB sent by all clients; a column for each alpha."""
-    main = frame[frame["chosen"] & (frame["table"] == table)]
+    main = frame[frame["table"] == table]
     if main.empty:
         return
     methods, width = list(main["method"].unique()), 2.6 * max(2, main["at"].nunique()) + 1
@@ -120,8 +87,7 @@ def courses(frame: Any, path: Path, smoke: bool, table: str = METHODS) -> None:
 
 def noise(frame: Any, path: Path, smoke: bool) -> None:
     """Draw figure 3: last test accuracy over the noise level, a line per algorithm; points are means over seeds."""
-    at_rate = frame[frame["chosen"] & (frame["table"] == NOISE)]
-    of_level = at_rate.groupby(["algorithm", "level"], sort=False)
+    of_level = frame[frame["table"] == NOISE].groupby(["algorithm", "level"], sort=False)
     points = [series.point(Cell({}, runs), "level", "last_accuracy", name) for (name, _), runs in of_level]
     panel = series.Panel("feddm: as printed, not certified; others: DP-SGD", "noise level", [p for p in points if p])
     if panel.points:
@@ -130,7 +96,7 @@ def noise(frame: Any, path: Path, smoke: bool) -> None:
 
 def pictures(frame: Any, path: Path, smoke: bool) -> None:
     """Draw figures 14 to 17: for each class, the first of the synthetic images that clients sent."""
-    runs = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
+    runs = frame[frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
     sets = {}
     for run, method in runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # only the first seed's run
         checkpointed = checkpoint.load_latest(Path(run) / "checkpoints")
@@ -188,26 +154,28 @@ def notes(results: Results) -> list[str]:
         f"Seeds: {results.options.seeds}; ± is the sample standard deviation; intervals: Student's t, for the mean "
         "over seeds.",
         "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr; REAL has none. "
-        "If several were tried, each row has the one with the highest validation accuracy after the last round (mean "
-        "over the table's seeds; in a tie the smaller). Test data were not used for this choice.",
+        f"{learning_rates.choice(results.options, 'rates', 'image_rates')}",
+        *learning_rates.notes(results.entries),
         *([] if server is None else [f"FedDM and REAL train the server model with feddm.server_lr {server:g}, which "
                                      "was not chosen per row."]),
-        *tables.rejected_notes(results.runs.drop_duplicates("run")),
+        *tables.rejected_notes(results.reported.drop_duplicates("run")),
     ]  # fmt: skip
 
 
-def report(results: Results) -> Report:
+def report(results: Results) -> Report | None:
     """Return the report; ``level`` is the noise level: FedDM's sigma, or the noise multiplier of DP-SGD."""
-    runs, empty, smoke = results.runs, np.full(len(results.runs), np.nan), results.smoke
+    if (runs := results.reported).empty:
+        return None
+    empty, smoke = np.full(len(runs), np.nan), results.smoke
     sigma, private = (pd.Series(runs.get(name, empty), dtype=float) for name in ("feddm.sigma", "sigma"))
-    frame = with_choice(runs.assign(level=private.fillna(sigma).fillna(0.0)).astype({"rate": float}))
+    frame = study.with_rate(runs.assign(level=private.fillna(sigma).fillna(0.0)))
     stands = [
-        {"table": e["table"], "method": e["method"], "alpha": e["at"], "rate": e["rate"], "run_dir": e.cell.name}
-        for e in results.entries
-    ]
+        {"table": e["table"], "method": e["method"], "alpha": e["at"], "run_dir": e.cell.name}
+        for e in results.entries if not e.is_tuning
+    ]  # fmt: skip
     return Report(
         markdown(frame, notes(results)),
-        tables.records(frame, ("table", "method", "at", "level", "rate", "chosen", *tables.RUN)),
+        tables.records(frame, ("table", "method", "at", "level", "rate", *tables.RUN)),
         {"preset": results.options.preset, "entries": stands},
         {
             "feddm.png": lambda path: courses(frame, path, smoke),

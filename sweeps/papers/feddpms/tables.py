@@ -16,7 +16,7 @@ from fedcommons.reports.cells import Cell
 from fedcommons.reports.cells import cells as configurations
 from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.metrics import words
-from fedcommons.tune import grid
+from fedcommons.tune import grid, learning_rates
 from fedcommons.tune.study import Report, Results, gaps
 from papers.feddpms import costs, exchange
 from papers.feddpms.exchange import Exchange
@@ -149,16 +149,19 @@ def over_federations(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
         series.draw(path, panels, "last_accuracy", "algorithm", title, smoke)
 
 
-def report(results: Results) -> Report:
-    every = results.runs.drop_duplicates("cell")
+def report(results: Results) -> Report | None:
+    if (reported := results.reported).empty:
+        return None
+    every = reported.drop_duplicates("cell")
     records = tables.records(every, [*tables.RUN, *columns.others(configurations(every)[0])])
     exchanges = {run: e for run in every["run"] if (e := exchange.read(Path(run)))}
     compared = {
         table: tables.compared(with_shares(runs.dropna(axis="columns", how="all"), exchanges))
-        for table, runs in results.runs.groupby("table", sort=False)
+        for table, runs in reported.groupby("table", sort=False)
     }
-    configs, delta = [cell.config for cell in grid.once(e.cell for e in results.entries)], results.options.dp.delta
-    notes = [*NOTES, grid.work_note(configs), grid.method_note(configs)]
+    configs, delta = results.configs, results.options.dp.delta
+    notes = [*NOTES, grid.work_note(configs), grid.method_note(configs), learning_rates.choice(results.options),
+             *learning_rates.notes(results.entries)]  # fmt: skip
     text, pictures = [], {}
     for table, of_table in compared.items():
         whole = table in ("Table 1", "Table 2", "Ablations")

@@ -91,7 +91,7 @@ def lines_of(results: Results) -> tuple[list[dict[str, Any]], dict[tuple[float, 
     """Return the lines of the CSV, and the probe's curves by (C, alpha), for federations whose probe is finished."""
     options, lines, probes = results.options, list[dict[str, Any]](), dict[tuple[float, float], Curves]()
     seeds, shares = grid.values(options, "seeds", int), grid.values(options, "p", float)
-    runs = results.runs[results.runs["cell"].isin([e.cell.name for e in results.entries if not e.is_tuning])]
+    runs = results.reported
     configs = {e.cell.name: e.cell.config for e in results.entries}
     for (c, alpha), group in runs.groupby(["C", "at"], sort=False):
         rounds = load_rounds(*group["run"])
@@ -218,7 +218,7 @@ def report(results: Results) -> Report | None:
         )
         for place, probe in probes.items()
     ]
-    title = grid.title([e.cell.config for e in results.entries if not e.is_tuning])
+    title = grid.title(results.configs)
     notes = tables.numbered([*NOTES, *learning_rates.notes(results.entries)])
     return Report(
         "\n".join([*texts, verdict(lines)]) + notes, lines, {"preset": results.options.preset, "predictions": lines},

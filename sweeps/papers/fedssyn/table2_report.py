@@ -12,7 +12,8 @@ from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.frames import load_rounds
 from fedcommons.tune import grid as grids
-from fedcommons.tune.study import Report, Results, chosen_runs, with_choice
+from fedcommons.tune import learning_rates
+from fedcommons.tune.study import Report, Results, by_method, with_rate
 from papers.fedssyn.published import fedssyn_table2
 from papers.fedssyn.table2_presets import FIELDS, METHODS
 
@@ -20,20 +21,20 @@ MB = 10**6
 FIGURES = {"table2": tuple(METHODS), "table2_a1": ("fedssyn", "fedgen"), "table2_a2": ("fedssyn", "feddm")}
 """Methods of each picture, by file name: Table 2 (all methods), figure A.1, figure A.2."""
 VARIED = {"seed", "algorithm", "sharing.setting", "partition.alpha", "client.lr", "feddm.image_lr", "target"}
-CSV = ("method", "at", "rate", "chosen", "mb_to_target", "at_best_validation")
+CSV = ("method", "at", "rate", "mb_to_target", "at_best_validation")
 
 
 def rows(runs: Any) -> Any:
-    """Return the runs with the further columns ``chosen``, ``mb_to_target`` and ``at_best_validation``.
+    """Return the runs with the further columns ``rate``, ``mb_to_target`` and ``at_best_validation``.
 
-    chosen: whether the run has the chosen learning rate. mb_to_target: MB sent until the target, or in all rounds if
-    the target was missed. at_best_validation: test accuracy after the (first) round of the best validation accuracy.
+    mb_to_target: MB sent until the target, or in all rounds if the target was missed. at_best_validation: test accuracy
+    after the (first) round of the best validation accuracy.
     """
     courses: Any = load_rounds(*runs["run"])
     results = [_course_results(courses[courses["run"] == run], needed)
                for run, needed in zip(runs["run"], runs["rounds_to_target"], strict=True)]  # fmt: skip
     sent, best = zip(*results, strict=True)
-    return with_choice(runs.assign(mb_to_target=sent, at_best_validation=best), ["at", "method"])
+    return with_rate(runs.assign(mb_to_target=sent, at_best_validation=best))
 
 
 def _course_results(course: Any, needed: float | None) -> tuple[float, float | None]:
@@ -63,7 +64,7 @@ def markdown(frame: Any, printed: bool, notes: Sequence[str]) -> str:
     head = ["alpha", "method", "rate", "seeds", "last accuracy, %", "at best validation, %", "rounds to target",
             "MB to target", "MB in all"]  # fmt: skip
     lines, ratios = [], []
-    for (alpha, method), runs in chosen_runs(frame, METHODS).items():
+    for (alpha, method), runs in by_method(frame, METHODS).items():
         cell, missed = Cell({}, runs), bool(runs["rounds_to_target"].isna().any())
         accuracies = [tables.percent(cell, name) for name in ("last_accuracy", "at_best_validation")]
         total = (runs["bytes_down"] + runs["bytes_up"] + runs["bytes_once"]).mean() / MB
@@ -72,7 +73,7 @@ def markdown(frame: Any, printed: bool, notes: Sequence[str]) -> str:
                 tables.rounds(runs), to_target, f"{total:.2f}"]  # fmt: skip
         top, rounds, memory = paper.get((runs["data.name"].iloc[0], alpha, method), ("", "", ""))
         lines.append([*line, f"{top} ({rounds or '-'})" if top else ""] if paper else line)
-        fedssyn = frame[frame["chosen"] & (frame["at"] == alpha) & (frame["method"] == "fedssyn")]
+        fedssyn = frame[(frame["at"] == alpha) & (frame["method"] == "fedssyn")]
         if method != "fedssyn" and not fedssyn.empty:
             compared = [columns.text(alpha), method, ratio(fedssyn, runs), ratio(runs, fedssyn)]
             ratios.append([*compared, f"{memory} %" if memory else ""] if paper else compared)
@@ -93,13 +94,12 @@ def notes(results: Results) -> list[str]:
         "counts with all its rounds, and the mean is marked with >.",
         "Bytes to the target: the paper's column is headed M_Fedssyn / M_FedGEN and prints that; the formula in its "
         "text, (2 Mc + Mg) R_g / (2 Mc R + 2 Ms), is the inverse. This table has both. > and < are bounds.",
-        "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr; if several were "
-        "tried, the one with the highest validation accuracy after the last round (mean over the table's seeds; in a "
-        "tie the smaller). Test data were not used for this choice.",
+        "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr.",
+        learning_rates.choice(options, "rates", "image_rates"), *learning_rates.notes(results.entries),
         "At best validation: test accuracy after the round of the best validation accuracy.",
         grids.work_note(configs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
-        *tables.rejected_notes(results.runs),
+        *tables.rejected_notes(results.reported),
     ]  # fmt: skip
 
 
@@ -113,8 +113,10 @@ def is_papers(results: Results) -> bool:
     return not any(set(same_results(expected, c)) - VARIED for expected, c in zip(papers, configs, strict=True))
 
 
-def report(results: Results) -> Report:
-    frame, title, options = rows(results.runs), grids.title(results.configs), results.options
+def report(results: Results) -> Report | None:
+    if (runs := results.reported).empty:
+        return None
+    frame, title, options = rows(runs), grids.title(results.configs), results.options
     records = tables.records(frame, (*CSV, *tables.RUN))
 
     def picture(methods: Sequence[str], path: Path) -> None:
@@ -135,7 +137,7 @@ def draw(frame: Any, path: Path, title: str, options: parse.Options) -> None:
         return
     methods = [m for m in METHODS if m in set(frame["method"])]
     words, size = {"round": "round", SENT: "MB sent so far, all clients, both ways"}, (4.2 * frame["at"].nunique(), 6.4)
-    figure, grid = accuracy_curves(frame[frame["chosen"]], methods, words, size)
+    figure, grid = accuracy_curves(frame, methods, words, size)
     for axes in grid[0]:
         axes.locator_params("x", integer=True)
     several = bool((frame.groupby(["at", "method"])["seed"].nunique() > 1).any())
