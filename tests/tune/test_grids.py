@@ -253,6 +253,25 @@ def test_the_central_rate_is_chosen_on_the_tuning_seeds_also_beyond_the_list(
     assert not central_trials.at_best_rate(references.central_lines(fixed, options), fixed, tmp_path / "none").cells
 
 
+figure3 = report_runs.script("figure3")
+
+
+def test_central_models_on_other_images_have_learning_rates_of_their_own(figure3: ModuleType, tmp_path: Path) -> None:
+    words = ["--alphas=0.1,1", "--settings=real,shuffled_synthetic", "--seeds=0", "--tuning-seeds=7",
+             "--lrs=0.05,0.1,0.2,0.4,0.8"]  # fmt: skip
+    options = figure3.arguments(words)
+    rows = figure3.entries(options)
+    models = figure3.central_lines(rows, options)
+
+    def best_of(line: Any) -> float:
+        return 0.1 if line.source == "central_real" else 0.2 if line.config.flat["partition.alpha"] == 1 else 0.4
+
+    for line in (m for m in models if m.config.seed == 7):
+        write_central(line, tmp_path, validation_accuracy=1 - abs(line.config.client.lr - best_of(line)))
+    chosen = [m for m in central_trials.plan(models, rows, tmp_path) if m.config.seed == 0]
+    assert [m.config.client.lr == best_of(m) for m in chosen] == [True] * 3
+
+
 def test_preset_authors_has_one_central_model_per_seed_and_a_note_for_each_number_of_epochs(table1: ModuleType) -> None:
     words = ["--preset=authors", "--alphas=0.1", "--algorithms=fedavg", "--federations=10:1,40:0.2", "--seeds=0,1"]
     options = table1.arguments(words)

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,14 +80,21 @@ NO_MODEL = Chosen()
 def plan(models: "Sequence[Central]", entries: Sequence[Entry], out: Path) -> "list[Central]":
     """Return the models of the tuning seeds, then those of the reported seeds at the rate that the former choose.
 
-    The best learning rate has the highest mean validation accuracy over the tuning seeds. While it is at an edge of the
-    rates tried, the tuning seeds have models at values beyond the edge, as in ``learning_rates``. As long as the model
-    of any rate and tuning seed is missing in ``out``, the reported seeds have no model. Without tuning seeds, all
-    models are returned.
+    The best learning rate for the same images has the highest mean validation accuracy over the tuning seeds. While it
+    is at an edge of the rates tried, the tuning seeds have models at values beyond the edge, as in ``learning_rates``.
+    As long as the model of any rate and tuning seed is missing in ``out``, the reported seeds have no model. Without
+    tuning seeds, all models are returned.
     """
+    seeds, groups = {e.cell.config.seed for e in entries if e.is_tuning}, dict[str, "list[Central]"]()
+    for line in models:
+        same = {name: fact for name, fact in line.facts.items() if name not in ("seed", LR)}
+        groups.setdefault(repr(same), []).append(line)
+    return [line for group in groups.values() for line in _plan(group, seeds, out)]
+
+
+def _plan(models: "Sequence[Central]", seeds: Collection[int], out: Path) -> "list[Central]":
     from fedcommons.runs.build import check
 
-    seeds = {e.cell.config.seed for e in entries if e.is_tuning}
     tuning = [line for line in models if line.config.seed in seeds]
     reported = [line for line in models if line.config.seed not in seeds]
     n_added = Counter[bool]()
