@@ -10,8 +10,8 @@ from itertools import product
 
 from fedcommons.cli import parse
 from fedcommons.errors import UserError, quote
-from fedcommons.tune import grid, learning_rates
-from fedcommons.tune.study import Entry, Study, expand
+from fedcommons.tune import grid, learning_rates, sweep
+from fedcommons.tune.study import Entry, Study
 from papers.fedcvae import presets
 from papers.fedcvae.report import report
 
@@ -50,10 +50,9 @@ def entries(options: parse.Options) -> list[Entry]:
     for alpha, method in product(grid.values(options, "alphas", float), methods):
         row = presets.row(method, options.preset, grid.base(options), options.asked)
         field = "" if row["algorithm"] == "fedcvae" else "client.lr"
-        labels = {"method": method, "at": alpha, "line": f"{method}, alpha {alpha:g}", "field": field}
-        fields = {**row, "partition.alpha": alpha, **({field: rates[0]} if field else {})}
-        tries = [((field, rate),) for rate in rates if field]
-        result += learning_rates.with_tuning(expand(options, [(labels, fields)]), tries, seeds)
+        labels = {"method": method, "at": alpha, "line": f"{method}, alpha {alpha:g}"}
+        result += learning_rates.of_row(options, labels, {**row, "partition.alpha": alpha}, field, rates, seeds)
+    sweep.require_few(len(result))
     return result
 
 

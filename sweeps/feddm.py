@@ -7,7 +7,7 @@ python sweeps/feddm.py --preset smoke      # the same code with smaller numbers
 python sweeps/feddm.py --dataset mnist --data-dir DIR      # hours: 2,000 images, other learning rates
 python sweeps/feddm.py --preset paper --dataset cifar10 --data-dir DIR --partition.n_clients 50      # for GPUs
 
-Each row of a table has the learning rate with the best validation accuracy on the seeds of --tuning-seeds.
+A row with several learning rates has the one with the best validation accuracy on the seeds of --tuning-seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from typing import Any
 from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.errors import UserError
-from fedcommons.tune import grid, learning_rates
-from fedcommons.tune.study import Entry, Report, Results, Study, expand
+from fedcommons.tune import grid, learning_rates, sweep
+from fedcommons.tune.study import Entry, Report, Results, Study
 
 ALGORITHMS = "feddm,fedavg,fedprox,fednova,scaffold"
 OF_RATES = {"image-rates": "feddm.image_lr", "rates": "client.lr"}
@@ -103,11 +103,8 @@ def entries(options: parse.Options) -> list[Entry]:
         if values["algorithm"] == "feddm" and values["feddm.iterations"] == 0:
             field = ""
         rates = (listed[field] or [values[field]]) if field else []
-        labels = {"table": table, "method": method, "at": alpha, "field": field,
-                  "line": f"{line or method}, alpha {alpha:g}"}  # fmt: skip
-        of_row = expand(options, [(labels, {**values, **({field: rates[0]} if field else {})})])
-        tries = [] if line else [((field, rate),) for rate in rates if field]
-        result.extend(learning_rates.with_tuning(of_row, tries, seeds))
+        labels = {"table": table, "method": method, "at": alpha, "line": f"{line or method}, alpha {alpha:g}"}
+        result.extend(learning_rates.of_row(options, labels, values, field, rates[:1] if line else rates, seeds))
 
     alpha = options.study_alpha
     for alpha_of_row, algorithm in product(grid.values(options, "alphas", float), grid.values(options, "algorithms")):
@@ -124,13 +121,16 @@ def entries(options: parse.Options) -> list[Entry]:
         private: dict[str, Any] = {"dp.local": sigma > 0, "dp.noise_multiplier": sigma or 1.0}
         noisy = {"feddm.sigma": sigma} if algorithm == "feddm" else private
         add("noise level", f"{algorithm}, noise level {sigma:g}", alpha, {"algorithm": algorithm, **noisy})
-    if levels:  # for the report's pictures of images after round 1, at the learning rate of noise level 0
+    if levels and "feddm" in grid.values(
+        options, "noisy"
+    ):  # for the report's pictures of images after round 1, at the learning rate of noise level 0
         once = {"algorithm": "feddm", "federation.rounds": 1}
         add("round", "feddm, round 1", alpha, once, "feddm, noise level 0")
+    sweep.require_few(len(result))
     return result
 
 
-def render(results: Results) -> Report | None:
+def render(results: Results) -> Report:
     from papers.feddm.tables import report
 
     return report(results)

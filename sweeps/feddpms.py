@@ -17,8 +17,8 @@ from itertools import product
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.tune import grid, learning_rates
-from fedcommons.tune.study import Entry, Report, Results, Study, expand
+from fedcommons.tune import grid, learning_rates, sweep
+from fedcommons.tune.study import Entry, Report, Results, Study
 from papers.feddpms import presets
 
 ALGORITHMS = "feddpms,fedvae,fedavg,fedprox,moon,fedmix"
@@ -69,8 +69,7 @@ def entries(options: parse.Options) -> list[Entry]:
             row["model.name"] = "vae" if algorithm in AUTOENCODERS else "encoder"
         varied = ", ".join(f"{name} {value}" for name, value in fields.items())
         labels = {"table": table, "line": f"{table}: {algorithm}, alpha {alpha:g}{f', {varied}' * bool(varied)}"}
-        of_row = expand(options, [(labels, {**row, "client.lr": rates[0]})])
-        result.extend(learning_rates.with_tuning(of_row, [(("client.lr", rate),) for rate in rates], seeds))
+        result.extend(learning_rates.of_row(options, labels, row, "client.lr", rates, seeds))
 
     for alpha, algorithm in product(alphas, algorithms):
         add("Table 1", algorithm, alpha)
@@ -88,6 +87,7 @@ def entries(options: parse.Options) -> list[Entry]:
     for share in grid.listed(options, "preliminary", float, "[0, 1)"):
         rounds = _preliminary(share, options.federation.rounds)
         add("Figure 3", "feddpms", alphas[0], **{"feddpms.preliminary_rounds": rounds})
+    sweep.require_few(len(result))
     return list({(e["table"], e.cell.name): e for e in result}.values())
 
 
@@ -97,7 +97,7 @@ def _preliminary(share: float, rounds: int) -> int | None:
     return None if last == round(0.4 * rounds) else last
 
 
-def render(results: Results) -> Report | None:
+def render(results: Results) -> Report:
     from papers.feddpms.tables import report
 
     return report(results)

@@ -60,6 +60,9 @@ def entries(options: parse.Options) -> list[Entry]:
         cells.append(grids.cell(options, {**base, **point, "sharing.p": share, "client.lr": rates[0]}))
     reported = [Entry(cell, {"line": line(cell)}) for cell in grids.once(cells)]
     tries, seeds = [(("client.lr", rate),) for rate in rates], learning_rates.tuning_seeds(options)
+    if options.total is not None:  # a dry run that measures a sample
+        options.total += options.total // len(grids.values(options, "seeds", int)) * len(rates) * len(seeds)
+        return reported
     return learning_rates.with_tuning(reported, tries, seeds)
 
 
@@ -77,7 +80,7 @@ def footnotes(results: Results, lines: Sequence[Mapping[str, Any]]) -> list[str]
         f"Accuracy in %: top-1 of the server model on the whole test set; last: after round R = {c.federation.rounds}, "
         "best: of all rounds (epochs, for central models).",
         grids.work_note(results.configs),
-        learning_rates.choice(results.options, otherwise=f"All learning rates were fixed at {c.client.lr:g}."),
+        learning_rates.choice(results.entries, f"All learning rates were fixed at {c.client.lr:g}."),
         *learning_rates.notes(results.entries),
     ]
     if real := next((line for line in lines if line["setting"] == "central_real"), None):
@@ -105,21 +108,25 @@ def footnotes(results: Results, lines: Sequence[Mapping[str, Any]]) -> list[str]
     return [*notes, f"Seeds: {results.options.seeds}; ± is the sample standard deviation."]
 
 
-def report(results: Results) -> Report | None:
+def report(results: Results) -> Report:
     import pandas as pd
 
     from papers.fedssyn.figures import accuracy_dots, accuracy_table, panels
 
     options, runs = results.options, results.reported
-    if runs.empty:
-        return None
     models = central_trials.plan(central_lines(results.entries, options), results.entries, results.out)
     seeds = learning_rates.tuning_seeds(options)
     lines = sorted((line for line in models if line.config.seed not in seeds), key=lambda line: line.source)
     central = load_central(*(results.out / line.name for line in lines))
     rows = tables.compared(pd.concat([runs, central], ignore_index=True))
     federated, of_central = (tables.records(frame, (*CSV, *others(rows[0]))) for frame in (runs, central))
-    notes = [*footnotes(results, of_central), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
+    missing = {line.source for line in models} - {line["setting"] for line in of_central}
+    notes = [
+        *footnotes(results, of_central),
+        *(f"No row {source!r}: a central model is missing." for source in missing),
+        *tables.rejected_notes(runs),
+        *tables.lost_notes(runs),
+    ]
     rate = "learning rates chosen on other seeds" if seeds else "one learning rate"
     title = f"Accuracy after round {results.configs[0].federation.rounds}, {rate}, seeds {options.seeds}"
     return Report(

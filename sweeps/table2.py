@@ -4,7 +4,7 @@ python sweeps/table2.py                     # digits, some minutes per seed
 python sweeps/table2.py --preset smoke      # the same code with smaller numbers
 python sweeps/table2.py --preset paper --dataset cifar10 --data-dir DIR      # the paper's numbers, for GPUs
 
-Each method and alpha has the learning rate with the best validation accuracy on the seeds of --tuning-seeds.
+A row with several learning rates has the one with the best validation accuracy on the seeds of --tuning-seeds.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from itertools import product
 
 from fedcommons.cli import parse
 from fedcommons.config.experiment import Experiment
-from fedcommons.tune import grid, learning_rates
-from fedcommons.tune.study import Entry, Study, expand
+from fedcommons.tune import grid, learning_rates, sweep
+from fedcommons.tune.study import Entry, Study
 from papers.fedssyn import table2_presets as presets
 from papers.fedssyn.published import fedssyn_table1
 from papers.fedssyn.table2_report import report
@@ -46,7 +46,12 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 def entries(options: parse.Options) -> list[Entry]:
     """Return an entry for each alpha (label ``at``), method and seed, after entries that choose learning rates."""
-    base, targets, result = grid.base(options), {}, list[Entry]()
+    base, targets, result, seeds = (
+        grid.base(options),
+        {},
+        list[Entry](),
+        learning_rates.tuning_seeds(options, *OF_RATES),
+    )
     if options.preset == "paper" and options.target == Experiment().target:  # Table 1's targets by default
         targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()}
     federation = base["data.name"], base["partition.n_clients"], base["federation.participation"]
@@ -55,10 +60,10 @@ def entries(options: parse.Options) -> list[Entry]:
         name = "image-rates" if row["algorithm"] == "feddm" else "rates"
         field, target = OF_RATES[name], targets.get((*federation, alpha), options.target)
         rates = grid.listed(options, name, float) or [base[field]]
-        fields = {**row, "partition.alpha": alpha, "target": target, field: rates[0]}
-        labels = {"method": method, "at": alpha, "line": f"{method}, alpha {alpha:g}", "field": field}
-        tries, seeds = [((field, rate),) for rate in rates], learning_rates.tuning_seeds(options, *OF_RATES)
-        result += learning_rates.with_tuning(expand(options, [(labels, fields)]), tries, seeds)
+        fields = {**row, "partition.alpha": alpha, "target": target}
+        labels = {"method": method, "at": alpha, "line": f"{method}, alpha {alpha:g}"}
+        result += learning_rates.of_row(options, labels, fields, field, rates, seeds)
+    sweep.require_few(len(result))
     return result
 
 

@@ -14,12 +14,9 @@ from fedcommons.tune.study import Report, Results, gaps
 CSV = ("method", "at", "rate", "MB", *tables.RUN)
 
 
-def report(results: Results) -> Report | None:
-    """Return the report of the table's seeds, or None if no run of these seeds is finished."""
-    runs = results.reported
-    if runs.empty:
-        return None
-    runs = runs.assign(rate=runs["client.lr"])
+def report(results: Results) -> Report:
+    """Return the report of the table's seeds."""
+    runs = results.reported.assign(rate=results.reported["client.lr"])
     records = tables.records(runs, CSV)
     title = grid.title(results.configs)
     return Report(
@@ -50,7 +47,7 @@ def table(runs: Any) -> str:
 def notes(results: Results, runs: Any) -> list[str]:
     options, configs = results.options, results.configs
     c = configs[0]
-    rate = learning_rates.choice(options)
+    rate = learning_rates.choice(results.entries)
     fixed = sorted({name for c in configs for name in c.flat if name.endswith(".server_lr")})
     if learning_rates.tuning_seeds(options) and fixed:
         rate += f" Not chosen: {', '.join(fixed)}; choose it by tune --space {fixed[0]}=0.01,0.1."

@@ -105,10 +105,10 @@ def test_rates_come_from_the_tuning_seeds_and_bytes_are_counted_until_the_target
     table2: ModuleType, recorded: Callable[..., None], tmp_path: Path
 ) -> None:
     options = table2.arguments(["--seeds", "0,1", "--alphas", "0.1", "--methods", "fedssyn,fedgen,feddm,fedavg",
-                                "--rates", "0.04,0.1,0.3", "--image-rates", "0.04,0.1,0.3"])  # fmt: skip
+                                "--rates", "0.04,0.1,0.3", "--image-rates", "0.1,0.2,0.4"])  # fmt: skip
     runs, display = table2.entries(options), Display(Console(quiet=True))
     for e in in_order(table2.table2, runs, tmp_path):
-        validated = 0.5 + 0.1 * (e["rates"][0][1] == 0.1)
+        validated = 0.5 + 0.1 * (e["rates"] in ((("client.lr", 0.1),), (("feddm.image_lr", 0.2),)))
         accuracy = {"last_accuracy": 0.6, "best_accuracy": 0.95}
         reached = None if e["method"] == "fedavg" else 5
         summary = {"rounds_to_target": reached, "validation_accuracy": validated, **accuracy}
@@ -116,7 +116,7 @@ def test_rates_come_from_the_tuning_seeds_and_bytes_are_counted_until_the_target
         recorded(tmp_path / e.cell.name, e.cell.config, reached, metrics, **summary)
     table2.table2.report(runs, options, tmp_path, display)
     rows = rows_of((tmp_path / "table2.md").read_text(), "| 0.1")
-    assert {row[2] for row in rows[:4]} == {"0.1"}
+    assert [row[2] for row in rows[:4]] == ["0.1", "0.1", "0.2", "0.1"]
     assert [row[6:8] for row in rows[:4]] == [["5.0 ± 0.0", "6.00"], ["5.0 ± 0.0", "3.00"], ["5.0 ± 0.0", "6.00"],
                                               [">20 (missed by 2 of 2)", ">6.00"]]  # fmt: skip
     assert rows[4][2:] == ["200 %", "50 %"]

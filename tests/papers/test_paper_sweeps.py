@@ -38,7 +38,8 @@ def test_a_run_of_several_tables_is_run_once(feddm: ModuleType) -> None:
     assert next(e for e in result if e["method"] == "REAL").cell.config.flat["feddm.iterations"] == 0
     for e in result:
         name, rates = ("feddm.image_lr", (1, 0.03)) if "feddm" in e["method"] else ("client.lr", (0.2, 2))
-        assert e["method"] == "REAL" or (e["field"] == name and e.cell.config.flat[name] in rates)
+        assert e["method"] == "REAL" or e["field"] == name
+        assert e["method"] == "REAL" or e.cell.config.flat[name] == (e["rates"][0][1] if e.is_tuning else rates[0])
         assert e.is_tuning == (e.cell.seed == 100)
 
 
@@ -84,7 +85,7 @@ def test_the_tables_and_the_bytes_of_small_runs(feddpms: ModuleType, tmp_path: P
     text = complete(feddpms.feddpms, argv, cells, tmp_path, again=True)
     first, second = (read_summary(tmp_path / cell.name) or {} for cell in cells)
     ours, other = (100 * summary["last_accuracy"] for summary in (first, second))
-    rows = [[row[4], row[6], row[8]] for row in rows_of(text, "| dig")]
+    rows = [[row[4], row[7], row[9]] for row in rows_of(text, "| dig")]
     assert rows == [["feddpms", f"{ours:.1f}", f"{ours - other:.1f}"], ["fedavg", f"{other:.1f}", ""]]
     assert exchange.read(tmp_path / cells[1].name) is None
     e = exchange.read(tmp_path / cells[0].name)

@@ -1,5 +1,6 @@
 """The choice of learning rates: on other seeds, beyond the edges of a list, without rates at which a run diverged."""
 
+import csv
 import json
 import re
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 import report_runs
+from rich.console import Console
+from sweep_runs import in_order
 
 from fedcommons.cli.display import Display
 from fedcommons.errors import ClientError, DivergenceError
@@ -84,7 +87,7 @@ def test_values_beyond_the_edge_are_tried_until_the_best_is_inside_or_three_were
     reported = [(name, lr) for name, lr, seed in played if seed < 2]
     assert sorted(reported) == sorted([("fedavg", 0.4), ("scaffold", 0.0125), ("fedprox", 0.2)] * 2)
     text = (tmp_path / "out" / "methods.md").read_text()
-    assert "seeds 8,9" in text
+    assert "seeds 8, 9" in text
     assert "client.lr 0.1, 0.2, 0.4, 0.8 for fedavg, alpha 0.1" in text
     (edge,) = re.findall("still at an edge .*", text)
     assert ("client.lr 0.0125 for scaffold" in edge, "fedavg" in edge) == (True, False)
@@ -213,6 +216,43 @@ def test_each_row_and_setting_of_table_1_chooses_its_own_rate_and_rows_without_a
     assert "seeds 100, which" in (tmp_path / "table1.md").read_text()
     assert "seed100" not in (tmp_path / "report.html").read_text()
     assert len((tmp_path / "table1.csv").read_text().splitlines()) == 1 + 2 * 2
+
+
+THREE = "0.1,0.2,0.3"
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [("feddm", [f"--image-rates={THREE}", f"--rates={THREE}", "--algorithms=feddm,fedavg", "--study-alpha=0.1"]),
+     ("feddm", [f"--image-rates={THREE}", f"--rates={THREE}", "--noisy=fedavg", "--study-alpha=0.1"]),
+     ("feddpms", [f"--lrs={THREE}", "--algorithms=feddpms,fedavg"]),
+     ("fedcvae", [f"--rates={THREE}"]),
+     ("table2", [f"--rates={THREE}", f"--image-rates={THREE}"]),
+     ("figure3", [f"--lrs={THREE}", "--settings=real,shuffled_real"])],
+)  # fmt: skip
+def test_reports_have_only_the_reported_seeds_at_the_chosen_rates(
+    name: str, argv: list[str], sweeps: Callable[[str], Any], recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    """On the tuning seed 0.2 is best; a sweep without a finished reported run writes nothing."""
+    study, display = getattr(sweeps(name), name), Display(Console(quiet=True))
+    options = study.arguments([*argv, "--alphas=0.1", "--seeds=0,1", f"--out={tmp_path}"])
+    entries = study.configurations(options)
+    for e in in_order(study, entries, tmp_path):
+        if (folder := tmp_path / e.cell.name).exists():
+            continue  # in several tables
+        is_best = e.labels.get("rates", ((0, 0.2),))[0][1] == 0.2
+        assert e.is_tuning or (is_best and e.cell.config.flat.get(e.labels.get("field", ""), 0.2) == 0.2)
+        if not e.is_tuning and e.cell.seed == 0 and not any(tmp_path.glob("*seed0*")):
+            study.report(entries, options, tmp_path, display)
+            assert not (tmp_path / f"{name}.csv").exists()
+        metrics = {"validation/accuracy": 0.9 if is_best else 0.5}
+        recorded(folder, e.cell.config, None, metrics, last_accuracy=0.5, best_accuracy=0.6, disclosed=0.0)
+    study.report(entries, options, tmp_path, display)
+    with (tmp_path / f"{name}.csv").open() as file:
+        assert {line["seed"] for line in csv.DictReader(file)} == {"0", "1"}
+    text = (tmp_path / f"{name}.md").read_text()
+    assert "0.1, 0.2, 0.3)" in text
+    assert "seeds 100, which" in text
 
 
 def test_rates_of_one_field_are_compared_at_the_best_rates_of_the_other_fields() -> None:

@@ -72,13 +72,13 @@ def compared(runs: "pd.DataFrame") -> list[Cell]:
     return [Cell(cell.fields, at_best_rate(cell.runs)) for cell in cells(runs.drop(columns="client.lr"))]
 
 
-def at_best_rate(runs: "pd.DataFrame", rate: str = "lr") -> "pd.DataFrame":
+def at_best_rate(runs: "pd.DataFrame") -> "pd.DataFrame":
     """Return the runs at the learning rate with the highest validation accuracy (last round, mean over seeds).
 
     With equal accuracies the smaller rate is chosen. Rates with fewer finished seeds than another rate are left out.
-    Several rates without a validation accuracy are a UserError. rate: the column with the learning rate.
+    Several rates without a validation accuracy are a UserError.
     """
-    at = {value: runs.loc[runs[rate] == value, :] for value in sorted(set(runs[rate].dropna()))}
+    at = {value: runs.loc[runs["lr"] == value, :] for value in sorted(set(runs["lr"].dropna()))}
     if len(at) < 2:
         return runs
     if runs["validation_accuracy"].dropna().empty:

@@ -21,7 +21,7 @@ from fedcommons.errors import UserError
 from fedcommons.storage.error_file import has_diverged
 from fedcommons.tracking.run_folder import read_run, read_summary
 from fedcommons.tune import grid, sweep
-from fedcommons.tune.study import Entry
+from fedcommons.tune.study import Entry, expand
 from fedcommons.tune.sweep import Outcome, Todo
 
 Rates = tuple[tuple[str, float], ...]
@@ -53,14 +53,19 @@ def tuning_seeds(options: parse.Options, *lists: str) -> tuple[int, ...]:
     return seeds
 
 
-def choice(options: parse.Options, *lists: str, otherwise: str = "All learning rates were fixed.") -> str:
-    """Return a footnote: how rates were chosen, or ``otherwise`` without a choice. lists: as for ``tuning_seeds``."""
-    if not tuning_seeds(options, *lists):
+def choice(entries: Sequence[Entry], otherwise: str = "All learning rates were fixed.") -> str:
+    """Return a footnote: how the rates of the entries were chosen, or ``otherwise`` if no entry chooses rates."""
+    if not (tuning := [entry for entry in entries if entry.is_tuning]):
         return otherwise
-    listed = "; ".join(options[name] for name in lists or ("lrs",) if options[name])
+    pairs = {pair for entry in tuning if not entry["added"] for pair in entry["rates"]}
+    listed = "; ".join(
+        f"{name} {', '.join(f'{value:g}' for field, value in sorted(pairs) if field == name)}"
+        for name in sorted({field for field, _ in pairs})
+    )
+    seeds = ", ".join(map(str, sorted({entry.cell.seed for entry in tuning})))
     return (
-        f"Learning rate: chosen for each row among {listed} by the validation accuracy after the last round, on seeds "
-        f"{options.tuning_seeds}, which the table leaves out. Learning rates at which a run diverged, also on a seed "
+        f"Rows with several learning rates ({listed}) have the one with the best validation accuracy after the last "
+        f"round on seeds {seeds}, which the table leaves out. Learning rates at which a run diverged, also on a seed "
         "of the table, are excluded. Test data chose nothing."
     )
 
@@ -86,6 +91,19 @@ def with_tuning(entries: Sequence[Entry], tries: Sequence[Rates], seeds: Sequenc
         for entry in lines.values() for rates in tries for seed in seeds
     ]  # fmt: skip
     return [*tuning, *entries]
+
+
+def of_row(
+    options: parse.Options, labels: Mapping[str, Any], fields: Mapping[str, Any], name: str, rates: Sequence[float],
+    seeds: Sequence[int],
+) -> list[Entry]:  # fmt: skip
+    """Return a row's entries, after entries that choose one of ``rates`` for the field ``name`` (label ``field``).
+
+    labels, fields: of the row, see ``study.expand``. name: "" for a row that has no such field. seeds: of the tuning.
+    """
+    at = {**fields, name: rates[0]} if name else fields
+    tries = [((name, rate),) for rate in rates] if name else []
+    return with_tuning(expand(options, [({**labels, "field": name}, at)]), tries, seeds)
 
 
 def plan(

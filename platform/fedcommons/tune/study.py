@@ -143,8 +143,10 @@ class Study:
             return
         if any(entry.is_tuning for entry in results.entries):  # report.html leaves the tuning out, too
             options.reported = [out / entry.cell.name for entry in results.finished if not entry.is_tuning]
-        planned = {entry.cell.name for entry in entries}
-        if self.play is None and (missing := planned - set(results.runs["cell"])):
+        if results.reported.empty:
+            return
+        planned = {entry.cell.name for entry in results.entries if not entry.is_tuning}
+        if missing := planned - set(results.runs["cell"]):
             display.say(f"{len(missing)} of {len(planned)} runs are not finished: they are left out.")
         if report := self.render(results):
             display.say("\n" + report.write(self.name, options, out))

@@ -58,7 +58,7 @@ def notes(results: Results) -> list[str]:
         f"{options['client.epochs']} local epochs per round, the other methods have all epochs in one round.",
         grid.method_note(results.configs),
         "Rate: learning rate client.lr; FedCVAE has the learning rates of its paper.",
-        learning_rates.choice(options, "rates"),
+        learning_rates.choice(results.entries),
         *learning_rates.notes(results.entries),
         "Accuracy after the last round on test data, which were not used for any choice. Intervals: Student's t, for "
         "the mean over seeds and for differences paired by seed.",
@@ -95,9 +95,7 @@ def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
     plots.save(drawing, path, 120, smoke)
 
 
-def report(results: Results) -> Report | None:
-    if results.reported.empty:
-        return None
+def report(results: Results) -> Report:
     frame, options = with_rate(results.reported), results.options
     records = tables.records(frame, CSV)
     n, dataset = frame["seed"].nunique(), registry.label(options.data.name)

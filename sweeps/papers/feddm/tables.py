@@ -153,8 +153,8 @@ def notes(results: Results) -> list[str]:
         "its rounds, and the mean is marked with >.",
         f"Seeds: {results.options.seeds}; ± is the sample standard deviation; intervals: Student's t, for the mean "
         "over seeds.",
-        "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr; REAL has none. "
-        f"{learning_rates.choice(results.options, 'rates', 'image_rates')}",
+        "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr; REAL has none.",
+        learning_rates.choice(results.entries),
         *learning_rates.notes(results.entries),
         *([] if server is None else [f"FedDM and REAL train the server model with feddm.server_lr {server:g}, which "
                                      "was not chosen per row."]),
@@ -162,11 +162,10 @@ def notes(results: Results) -> list[str]:
     ]  # fmt: skip
 
 
-def report(results: Results) -> Report | None:
+def report(results: Results) -> Report:
     """Return the report; ``level`` is the noise level: FedDM's sigma, or the noise multiplier of DP-SGD."""
-    if (runs := results.reported).empty:
-        return None
-    empty, smoke = np.full(len(runs), np.nan), results.smoke
+    runs, smoke = results.reported, results.smoke
+    empty = np.full(len(runs), np.nan)
     sigma, private = (pd.Series(runs.get(name, empty), dtype=float) for name in ("feddm.sigma", "sigma"))
     frame = study.with_rate(runs.assign(level=private.fillna(sigma).fillna(0.0)))
     stands = [

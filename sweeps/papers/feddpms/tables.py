@@ -39,12 +39,13 @@ def methods(cells: Sequence[Cell], notes: Sequence[str]) -> str:
     if "feddpms.receive" in cells[0].fields:
         baselines["last - with nothing received"] = "feddpms.receive", "nothing"
     lines = [
-        [*line, tables.percent(cell, "last_accuracy"), tables.percent(cell, "best_accuracy"),
+        [*line, columns.text(series.value(cell, "lr")),
+         tables.percent(cell, "last_accuracy"), tables.percent(cell, "best_accuracy"),
          *(ahead(cell, cells, *baseline) for baseline in baselines.values()),
          tables.mean_std(cell.values("MB"), 2), len(cell.runs)]
         for cell, line in zip(cells, identities, strict=True)
     ]  # fmt: skip
-    head += ["last acc.", "best acc.", *baselines, "MB", "seeds"]
+    head += ["rate", "last acc.", "best acc.", *baselines, "MB", "seeds"]
     return tables.markdown(head, lines) + tables.numbered(notes)
 
 
@@ -63,12 +64,12 @@ def ahead(cell: Cell, cells: Sequence[Cell], field: str, than: str) -> str:
 def constants(cells: Sequence[Cell], delta: float) -> str:
     """Return table 5 or figure 3 as Markdown: only FedDPMS, with a column for each constant that varies."""
     names = columns.others(cells[0])
-    head = [*names, "last acc.", "best acc.", "codes kept, % of the quota", "seeds"]
+    head = [*names, "rate", "last acc.", "best acc.", "codes kept, % of the quota", "seeds"]
     lines = []
     for cell in cells:
         shares = cell.values(SHARE)
         lines.append([
-            *(columns.text(series.value(cell, name)) for name in names), tables.percent(cell, "last_accuracy"),
+            *(columns.text(series.value(cell, name)) for name in (*names, "lr")), tables.percent(cell, "last_accuracy"),
             tables.percent(cell, "best_accuracy"), tables.mean_std([100 * k for k in shares], 0) if shares else "-",
             len(cell.runs),
         ])  # fmt: skip
@@ -149,9 +150,8 @@ def over_federations(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
         series.draw(path, panels, "last_accuracy", "algorithm", title, smoke)
 
 
-def report(results: Results) -> Report | None:
-    if (reported := results.reported).empty:
-        return None
+def report(results: Results) -> Report:
+    reported = results.reported
     every = reported.drop_duplicates("cell")
     records = tables.records(every, [*tables.RUN, *columns.others(configurations(every)[0])])
     exchanges = {run: e for run in every["run"] if (e := exchange.read(Path(run)))}
@@ -160,7 +160,7 @@ def report(results: Results) -> Report | None:
         for table, runs in reported.groupby("table", sort=False)
     }
     configs, delta = results.configs, results.options.dp.delta
-    notes = [*NOTES, grid.work_note(configs), grid.method_note(configs), learning_rates.choice(results.options),
+    notes = [*NOTES, grid.work_note(configs), grid.method_note(configs), learning_rates.choice(results.entries),
              *learning_rates.notes(results.entries)]  # fmt: skip
     text, pictures = [], {}
     for table, of_table in compared.items():
@@ -172,7 +172,8 @@ def report(results: Results) -> Report | None:
         text.append(f"Table 6\n\n{sent(first, exchanged)}")
         pictures["feddpms.png"] = partial(exchange.picture, exchange=exchanged, dataset=first["dataset"])
     table1, table2, figure3 = (compared.get(table, []) for table in ("Table 1", "Table 2", "Figure 3"))
-    pictures["feddpms_rounds.png"] = partial(over_rounds, cells=[*table1, *figure3])
+    if table1 or figure3:
+        pictures["feddpms_rounds.png"] = partial(over_rounds, cells=[*table1, *figure3])
     pictures["feddpms_federations.png"] = partial(over_federations, cells=[*table1, *table2])
     drawings = {name: partial(draw, smoke=results.smoke) for name, draw in pictures.items()}
     return Report("\n".join(text), records, {"preset": results.options.preset, "cells": records}, drawings)

@@ -95,7 +95,7 @@ def notes(results: Results) -> list[str]:
         "Bytes to the target: the paper's column is headed M_Fedssyn / M_FedGEN and prints that; the formula in its "
         "text, (2 Mc + Mg) R_g / (2 Mc R + 2 Ms), is the inverse. This table has both. > and < are bounds.",
         "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr.",
-        learning_rates.choice(options, "rates", "image_rates"), *learning_rates.notes(results.entries),
+        learning_rates.choice(results.entries), *learning_rates.notes(results.entries),
         "At best validation: test accuracy after the round of the best validation accuracy.",
         grids.work_note(configs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
@@ -113,10 +113,8 @@ def is_papers(results: Results) -> bool:
     return not any(set(same_results(expected, c)) - VARIED for expected, c in zip(papers, configs, strict=True))
 
 
-def report(results: Results) -> Report | None:
-    if (runs := results.reported).empty:
-        return None
-    frame, title, options = rows(runs), grids.title(results.configs), results.options
+def report(results: Results) -> Report:
+    frame, title, options = rows(results.reported), grids.title(results.configs), results.options
     records = tables.records(frame, (*CSV, *tables.RUN))
 
     def picture(methods: Sequence[str], path: Path) -> None:
