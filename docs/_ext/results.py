@@ -4,7 +4,7 @@ A page docs/results/NAME.md asks by a comment; the facts stand below NAME in pag
 
 <!-- command -->      ``command``, ``what`` and ``minutes``, those of each of ``runs``, ``ran`` (date, machine)
 <!-- table KEY -->    the table ``tables: KEY:`` (below), its CSV, its seeds and what its brackets mean
-<!-- trees -->        the decision trees of NAME.csv, as lists (sweeps/papers/commons/decide.py)
+<!-- trees FILE -->   the decision trees of FILE.csv, as lists (sweeps/papers/commons/decide.py)
 <!-- table FILE -->   on a page of docs/notes or docs/methods, which has no facts: FILE.csv in its folder as it is
 <!-- pages -->        all pages: title, ``paper``, ``data``, verdicts in docs/claims.csv, minutes, start of the answer
 
@@ -128,7 +128,7 @@ def read(app: Sphinx, docname: str, text: list[str]) -> None:
             return table(own_facts["tables"][match[1]] if own_facts else {"csv": f"{match[1]}.csv"}, home)
 
         text[0] = re.sub(r"<!-- table (\w+) -->", make_table, text[0])
-        text[0] = re.sub("<!-- trees -->", lambda _: trees(RESULTS / f"{page}.csv"), text[0])
+        text[0] = re.sub(r"<!-- trees (\w+) -->", lambda file: trees(RESULTS / f"{file[1]}.csv"), text[0])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
