@@ -88,7 +88,7 @@ def test_the_best_tuning_round_chooses(commons: ModuleType, recorded: Callable[.
 
 @pytest.mark.long
 def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, ways = tmp_path / "out", ["real", "raw copies", "one-shot Fedssyn (DDPM)", "FedDM"]
+    out, ways = tmp_path / "out", ["real", "raw copies", "one-shot Fedssyn (DDPM)", "FedDM", "FedGEN"]
     argv = [*QUICK, "--ways", ",".join([*ways, "DENSE"]), "--seeds", "0,1", "--generator.epochs", "1",
             "--out", str(out), "--artifacts", str(tmp_path / "artifacts"), "--lrs", "0.1",
             "--targets", "0.001,1", "--worst-case", "12"]  # fmt: skip
@@ -119,7 +119,7 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path, monkeypa
     with (out / "commons.csv").open() as file:
         lines = {line["way"]: line for line in csv.DictReader(file)}
     assert list(lines) == [*ways, CENTRAL]
-    alone, copies, once, feddm, of_central = lines.values()
+    alone, copies, once, feddm, fedgen, of_central = lines.values()
     assert [float(row["rounds_with_clients"]) for row in (alone, copies, once, feddm)] == [2, 2, 0, 2]
     assert (of_central["bound"], of_central["seeds"], of_central["rates"]) == ("False", "1", "lr 0.1")
     assert float(of_central["best_accuracy_seed0"]) == float(of_central["last_accuracy"])  # a page reads each seed's
@@ -127,6 +127,7 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path, monkeypa
     assert float(once["mb"]) == float(once["mb_once"]) > 0
     assert float(alone["mb"]) == pytest.approx(2 * float(alone["mb_a_round"]))
     assert (alone["near_copies"], copies["near_copies"], copies["epsilon"]) == ("", "1.0", "none")
+    assert (alone["epsilon"], fedgen["epsilon"]) == ("-", "none")  # FedGEN sends class counts
     assert 0.05 < float(copies["disclosed"]) < 0.15
     assert float(feddm["near_copies"]) > 0.5  # two steps on the pixels from real images
     assert float(once["worst_auc"]) == 0.875  # of the file, not attacked again
@@ -136,9 +137,9 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path, monkeypa
     head, _, *table = rows_of(text.partition("###")[0])
     assert len(head) <= 8
     assert [line[0] for line in table] == [*ways, CENTRAL]
-    assert [line[-1] for line in table].count("not measured") == 4
+    assert [line[-1] for line in table].count("not measured") == 5
     assert [float(line[1].split(" ")[0]) for line in table[:-1]] == [
-        pytest.approx(100 * float(row["best_accuracy"]), abs=0.05) for row in (alone, copies, once, feddm)
+        pytest.approx(100 * float(row["best_accuracy"]), abs=0.05) for row in (alone, copies, once, feddm, fedgen)
     ]
     assert "(" not in table[0][1]
     assert f"{100 * (float(copies['best_accuracy']) - float(alone['best_accuracy'])):+.1f}" in table[1][1]

@@ -34,8 +34,8 @@ from fedcommons.runs.spec import RunSpec
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 from fedcommons.tune.learning_rates import Rates
 from fedcommons.tune.study import Entry
-from papers.commons.decide import NOTHING, Row
-from papers.commons.ways import STAYS, WAYS, Way, is_summed, trains_generators
+from papers.commons.decide import NO_EPSILON, NOTHING, Row
+from papers.commons.ways import SENDS_COUNTS, STAYS, WAYS, Way, is_summed, trains_generators
 from papers.fedssyn.private_presets import OF_SUMS
 
 
@@ -128,7 +128,7 @@ def _measured(way: str, alpha: float, runs: pd.DataFrame, first: Entry) -> Measu
         mb=(once + fmean(sent)) / 1e6,
         rounds=fmean(inf if reached is None else reached for reached in to_target),
         disclosed=disclosed,
-        epsilon=NOTHING if config.sharing.setting in STAYS else tables.commons_epsilon(Cell({}, runs)),
+        epsilon=_epsilon(config, runs),
         generators=trains_generators(WAYS[way]),
         bound=WAYS[way].bound,
         raw=fmean(summary.get("disclosed_raw", 0.0) for _, summary in summaries),
@@ -151,6 +151,13 @@ def _measured(way: str, alpha: float, runs: pd.DataFrame, first: Entry) -> Measu
 
 _OF_POOL = ("data.", "partition.", "sharing.", "dp.", "seed")
 """Prefixes of the config fields that decide a pool of synthetic images fitted to the clients' noisy sums."""
+
+
+def _epsilon(config: Experiment, runs: pd.DataFrame) -> str:
+    """Return the epsilon of all that clients share but the weights, as text."""
+    if config.sharing.setting in STAYS:
+        return NOTHING
+    return NO_EPSILON if config.algorithm in SENDS_COUNTS else tables.commons_epsilon(Cell({}, runs))
 
 
 def read_audit(summary: Mapping[str, Any], config: Experiment, folder: Path) -> LeakAudit | None:
