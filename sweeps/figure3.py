@@ -80,7 +80,7 @@ def footnotes(results: Results, lines: Sequence[Mapping[str, Any]]) -> list[str]
         f"Accuracy in %: top-1 of the server model on the whole test set; last: after round R = {c.federation.rounds}, "
         "best: of all rounds (epochs, for central models).",
         grids.work_note(results.configs),
-        learning_rates.choice(results.entries, f"All learning rates were fixed at {c.client.lr:g}."),
+        learning_rates.choice_note(results.entries, f"All learning rates were fixed at {c.client.lr:g}."),
         *learning_rates.notes(results.entries),
     ]
     if real := next((line for line in lines if line["setting"] == "central_real"), None):
@@ -123,7 +123,7 @@ def report(results: Results) -> Report:
     missing = {line.source for line in models} - {line["setting"] for line in of_central}
     notes = [
         *footnotes(results, of_central),
-        *(f"No row {source!r}: a central model is missing." for source in missing),
+        *(f"No row {source!r}: the training of a central model has failed or has not ended." for source in missing),
         *tables.rejected_notes(runs),
         *tables.lost_notes(runs),
     ]

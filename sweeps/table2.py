@@ -46,12 +46,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 def entries(options: parse.Options) -> list[Entry]:
     """Return an entry for each alpha (label ``at``), method and seed, after entries that choose learning rates."""
-    base, targets, result, seeds = (
-        grid.base(options),
-        {},
-        list[Entry](),
-        learning_rates.tuning_seeds(options, *OF_RATES),
-    )
+    base, targets, result = grid.base(options), {}, list[Entry]()
+    seeds = learning_rates.tuning_seeds(options, *OF_RATES)
     if options.preset == "paper" and options.target == Experiment().target:  # Table 1's targets by default
         targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()}
     federation = base["data.name"], base["partition.n_clients"], base["federation.participation"]

@@ -47,7 +47,7 @@ def table(runs: Any) -> str:
 def notes(results: Results, runs: Any) -> list[str]:
     options, configs = results.options, results.configs
     c = configs[0]
-    rate = learning_rates.choice(results.entries)
+    rate = learning_rates.choice_note(results.entries)
     fixed = sorted({name for c in configs for name in c.flat if name.endswith(".server_lr")})
     if learning_rates.tuning_seeds(options) and fixed:
         rate += f" Not chosen: {', '.join(fixed)}; choose it by tune --space {fixed[0]}=0.01,0.1."

@@ -53,7 +53,7 @@ def tuning_seeds(options: parse.Options, *lists: str) -> tuple[int, ...]:
     return seeds
 
 
-def choice(entries: Sequence[Entry], otherwise: str = "All learning rates were fixed.") -> str:
+def choice_note(entries: Sequence[Entry], otherwise: str = "No learning rate was chosen by accuracy.") -> str:
     """Return a footnote: how the rates of the entries were chosen, or ``otherwise`` if no entry chooses rates."""
     if not (tuning := [entry for entry in entries if entry.is_tuning]):
         return otherwise
@@ -65,8 +65,8 @@ def choice(entries: Sequence[Entry], otherwise: str = "All learning rates were f
     seeds = ", ".join(map(str, sorted({entry.cell.seed for entry in tuning})))
     return (
         f"Rows with several learning rates ({listed}) have the one with the best validation accuracy after the last "
-        f"round on seeds {seeds}, which the table leaves out. Learning rates at which a run diverged, also on a seed "
-        "of the table, are excluded. Test data chose nothing."
+        f"round on the tuning seeds ({seeds}), which the table leaves out. Learning rates at which a run diverged, "
+        "also on a seed of the table, are excluded. Test data chose nothing."
     )
 
 
@@ -97,9 +97,10 @@ def of_row(
     options: parse.Options, labels: Mapping[str, Any], fields: Mapping[str, Any], name: str, rates: Sequence[float],
     seeds: Sequence[int],
 ) -> list[Entry]:  # fmt: skip
-    """Return a row's entries, after entries that choose one of ``rates`` for the field ``name`` (label ``field``).
+    """Return a row's entries and, before them, entries that choose one of ``rates`` for the config field ``name``.
 
-    labels, fields: of the row, see ``study.expand``. name: "" for a row that has no such field. seeds: of the tuning.
+    All entries have ``name`` as label ``field``. labels, fields: of the row, see ``study.expand``. name: "" for a row
+    without such a field. seeds: of the tuning.
     """
     at = {**fields, name: rates[0]} if name else fields
     tries = [((name, rate),) for rate in rates] if name else []

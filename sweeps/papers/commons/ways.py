@@ -170,7 +170,7 @@ STAYS = ("local_synthetic",)
 """Sharing strategies whose synthetic images do not leave the client."""
 
 SENDS_COUNTS = ("fedgen",)
-"""Methods whose clients send class counts besides model weights, without an epsilon, and no images."""
+"""Methods whose clients send class counts, without an epsilon, and no images."""
 
 WITH_DECODERS = ("fedcvae", "feddpms")
 """Methods whose clients train an autoencoder, from which images are drawn or decoded."""

@@ -58,7 +58,7 @@ def notes(results: Results) -> list[str]:
         f"{options['client.epochs']} local epochs per round, the other methods have all epochs in one round.",
         grid.method_note(results.configs),
         "Rate: learning rate client.lr; FedCVAE has the learning rates of its paper.",
-        learning_rates.choice(results.entries),
+        learning_rates.choice_note(results.entries),
         *learning_rates.notes(results.entries),
         "Accuracy after the last round on test data, which were not used for any choice. Intervals: Student's t, for "
         "the mean over seeds and for differences paired by seed.",

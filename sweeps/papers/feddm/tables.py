@@ -154,7 +154,7 @@ def notes(results: Results) -> list[str]:
         f"Seeds: {results.options.seeds}; ± is the sample standard deviation; intervals: Student's t, for the mean "
         "over seeds.",
         "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr; REAL has none.",
-        learning_rates.choice(results.entries),
+        learning_rates.choice_note(results.entries),
         *learning_rates.notes(results.entries),
         *([] if server is None else [f"FedDM and REAL train the server model with feddm.server_lr {server:g}, which "
                                      "was not chosen per row."]),

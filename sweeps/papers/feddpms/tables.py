@@ -64,7 +64,7 @@ def ahead(cell: Cell, cells: Sequence[Cell], field: str, than: str) -> str:
 def constants(cells: Sequence[Cell], delta: float) -> str:
     """Return table 5 or figure 3 as Markdown: only FedDPMS, with a column for each constant that varies."""
     names = columns.others(cells[0])
-    head = [*names, "rate", "last acc.", "best acc.", "codes kept, % of the quota", "seeds"]
+    head = [*names, "rate", "last acc.", "best acc.", "codes sent, % of the quota", "seeds"]
     lines = []
     for cell in cells:
         shares = cell.values(SHARE)
@@ -160,7 +160,7 @@ def report(results: Results) -> Report:
         for table, runs in reported.groupby("table", sort=False)
     }
     configs, delta = results.configs, results.options.dp.delta
-    notes = [*NOTES, grid.work_note(configs), grid.method_note(configs), learning_rates.choice(results.entries),
+    notes = [*NOTES, grid.work_note(configs), grid.method_note(configs), learning_rates.choice_note(results.entries),
              *learning_rates.notes(results.entries)]  # fmt: skip
     text, pictures = [], {}
     for table, of_table in compared.items():

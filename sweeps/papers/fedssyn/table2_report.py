@@ -95,7 +95,7 @@ def notes(results: Results) -> list[str]:
         "Bytes to the target: the paper's column is headed M_Fedssyn / M_FedGEN and prints that; the formula in its "
         "text, (2 Mc + Mg) R_g / (2 Mc R + 2 Ms), is the inverse. This table has both. > and < are bounds.",
         "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr.",
-        learning_rates.choice(results.entries), *learning_rates.notes(results.entries),
+        learning_rates.choice_note(results.entries), *learning_rates.notes(results.entries),
         "At best validation: test accuracy after the round of the best validation accuracy.",
         grids.work_note(configs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
